@@ -1,0 +1,1 @@
+"""Where tokens are computed: real models, and the scripted and simulated stand-ins."""

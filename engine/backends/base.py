@@ -1,0 +1,39 @@
+"""The seam behind which tokens are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.batch import Batch
+from engine.controls import Sampled, SampleRow
+
+
+class Backend(Protocol):
+    """Computes batches. Called from the engine thread only.
+
+    A step is `submit`, `sample`, `collect`, with the ticket tying them together; at depth 1 the
+    next `submit` may come before the last `collect`. A `RowFault` from any of the three fails the
+    rows it names; any other exception fails the requests of the batch.
+    """
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks the backend holds."""
+        ...
+
+    def submit(self, batch: Batch) -> int:
+        """Start computing; returns the ticket. Block moves come first, then K and V are written."""
+        ...
+
+    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+        """Choose one token for each of the batch's `sample_rows`."""
+        ...
+
+    def collect(self, ticket: int) -> Sampled:
+        """Wait for the result of `ticket`. Each ticket is collected once."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the backend holds."""
+        ...

@@ -1,0 +1,72 @@
+"""One step's work as data: rows, block moves, and the arrays every attention backend reads.
+
+    tokens of the step, flattened:   a a a a | b | c c
+    qo_indptr                        0         4   5     7
+    kv_indices: block tables, flattened; kv_indptr: where each row's begins
+
+Queries are the last `qo_len` positions of their `kv_len`; query i sees key j iff
+j + qo_len <= kv_len + i. The position p of a sequence lives in slot
+table[p // BLOCK] * BLOCK + p % BLOCK.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 16
+"""Tokens in a KV block."""
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute `count` tokens of one sequence from position `start`; `samples`: then sample."""
+
+    request: int
+    index: int
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a backend computes in one step. All arrays are int32 and contiguous.
+
+    copies: (source block, destination block), to be done before anything else; offloads and
+    restores: (block, host block) and (host block, block).
+    token_ids, positions, slots: one entry a token. A token id of -1 - j stands for the result of
+    sample row j of the batch in flight.
+    qo_indptr, kv_indptr (rows + 1), kv_indices, last_page_len (rows): CSR block tables.
+    sample_rows: the rows that sample, in order; logit_rows: the flattened token whose logits each
+    of them needs.
+    """
+
+    step: int
+    rows: tuple[Row, ...]
+    token_ids: Int32
+    positions: Int32
+    slots: Int32
+    qo_indptr: Int32
+    kv_indptr: Int32
+    kv_indices: Int32
+    last_page_len: Int32
+    sample_rows: Int32
+    logit_rows: Int32
+    copies: tuple[tuple[int, int], ...] = ()
+    offloads: tuple[tuple[int, int], ...] = ()
+    restores: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def kv_lens(self) -> Int32:
+        """KV length of each row, this step's tokens included."""
+        blocks = np.diff(self.kv_indptr)
+        return ((blocks - 1) * BLOCK + self.last_page_len).astype(np.int32)

@@ -1,0 +1,89 @@
+"""How the next token of a row is chosen: the sampling record that crosses every seam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RowControls:
+    """Every sampling control of one request. The defaults change nothing.
+
+    temperature: 0 is greedy, whatever else is set.
+    top_k: keep the k best logits; 0 keeps all.
+    top_p: keep the smallest set of best tokens whose probability reaches p (0 < p <= 1).
+    min_p: drop tokens below min_p times the best probability.
+    seed: random numbers depend on (seed, sequence index, position) only.
+    logit_bias: added to the logits of the named token ids.
+    allowed_ids: if set, no other token can be sampled.
+    presence_penalty, frequency_penalty: over generated tokens (OpenAI's definition).
+    repetition_penalty: over prompt and generated tokens (CTRL, https://arxiv.org/abs/1909.05858).
+    min_tokens: generated tokens before which no stop id can be sampled.
+    ignore_eos: `eos_ids` do not end the sequence.
+    eos_ids: the model's own end-of-sequence ids; stop_ids: what the client added.
+    bad_words: token sequences that must not be completed.
+    logprobs: None for none, else how many alternatives to report beside the chosen token.
+    grammar: an opaque key of the structured-output mask for this request, if any.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    logit_bias: Mapping[int, float] = field(default=NO_BIAS)
+    allowed_ids: frozenset[int] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    eos_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    grammar: object | None = None
+
+    def ends(self, token: int) -> bool:
+        """Whether sampling `token` ends the sequence."""
+        return token in self.stop_ids or (not self.ignore_eos and token in self.eos_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row to sample: its controls and what they look back on.
+
+    tokens is the sequence's live list of known tokens (prompt, then generated), not a copy: it is
+    valid until the step's result is applied. position is the index the sampled token will have in
+    it, and `prompt_length` says where the generated part begins.
+    """
+
+    controls: RowControls
+    index: int
+    position: int
+    tokens: Sequence[int]
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one sampled position, of the raw logits.
+
+    Raw means before bias, penalties, temperature and truncation, so that the numbers are the same
+    whatever the sampling controls. `top` is sorted, best first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a backend returns for a batch: one entry for each of its `sample_rows`, in order."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]

@@ -1,0 +1,26 @@
+"""What can go wrong inside the engine, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class RowFault(Exception):
+    """A backend fault that concerns some rows of the batch only.
+
+    The loop fails the requests of these rows and computes the others again; a backend must leave
+    the other rows' KV as it was or as the batch says.
+    """
+
+    def __init__(self, rows: Iterable[int], reason: str) -> None:
+        super().__init__(reason)
+        self.rows = tuple(rows)
+        self.reason = reason
+
+
+class ConfigurationError(Exception):
+    """Start-up cannot go on: a message for the person who runs the server, no traceback."""
+
+
+class ModelError(ConfigurationError):
+    """A model file that cannot be served; the message names what is missing or wrong."""

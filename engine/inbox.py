@@ -1,0 +1,59 @@
+"""What may be said to the engine: messages of the inbox, drained once a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from engine.controls import RowControls
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as it crosses to the engine thread; nobody touches it afterwards.
+
+    id is unique among live requests and made by the server, never by a client.
+    prompt: at least one token id. max_tokens: generated tokens per sequence, at least 1.
+    arrival: engine-clock seconds at which the front end accepted it.
+    """
+
+    id: int
+    prompt: Sequence[int]
+    max_tokens: int
+    controls: RowControls
+    arrival: float
+    n: int = 1
+    tenant: str = "default"
+    slo_class: str = "default"
+    priority: int = 0
+    ttft_deadline: float = math.inf
+    queue_deadline: float = math.inf
+    tpot_target: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nobody waits for the request any more. Idempotent; unknown ids are ignored."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishAt:
+    """Sequence `index` ends with its `tokens`-th generated token: a stop string was found."""
+
+    id: int
+    index: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop; requests that are still open fail with `reason`."""
+
+    reason: str = "the server is shutting down"
+
+
+Message: TypeAlias = Submission | Abort | FinishAt | Stop

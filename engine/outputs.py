@@ -1,0 +1,108 @@
+"""What leaves the engine: outputs of requests and a snapshot of the whole."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.controls import TokenLogprobs
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended. The values stop and length are OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+    REJECTED = "rejected"
+
+
+class FailureKind(enum.Enum):
+    """Classes of failure that a front end maps to status codes."""
+
+    NEVER_FITS = "never_fits"
+    SHED = "shed"
+    DEADLINE = "deadline"
+    ENGINE_FAULT = "engine_fault"
+    SHUTTING_DOWN = "shutting_down"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request got no (further) tokens, in words a client may read."""
+
+    kind: FailureKind
+    message: str
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a sequence; stop_token is the id that ended it, if one did."""
+
+    reason: FinishReason
+    stop_token: int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Engine times (seconds) of a request: arrival <= admitted <= now.
+
+    Sent with a sequence's first output.
+    """
+
+    arrival: float
+    admitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """News of one sequence after one step.
+
+    at: engine time at which the tokens were known. A sequence's outputs arrive in order and the
+    last one carries `finish`. Failures of a whole request are sent for every one of its sequences.
+    """
+
+    request: int
+    index: int
+    at: float
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: Finish | None = None
+    timing: Timing | None = None
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since start. Monotone."""
+
+    steps: int = 0
+    arrived: int = 0
+    admitted: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    recomputed_tokens: int = 0
+    computed_rows: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    rejected: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of the engine, made on its own thread at most once a step."""
+
+    now: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    blocks_total: int = 0
+    step_tokens: int = 0
+    step_rows: int = 0
+    step_seconds: float = 0.0
+    counters: Counters = field(default_factory=Counters)

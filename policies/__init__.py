@@ -1,0 +1,1 @@
+"""Scheduling policies, one a file, and the contract they share (`policies.base`)."""
