@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class RowControls:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    logit_bias: Mapping[int, float] = field(default=NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_ids: frozenset[int] | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -16,7 +16,8 @@ class Submission:
 
     id is unique among live requests and made by the server, never by a client.
     prompt: at least one token id. max_tokens: generated tokens per sequence, at least 1.
-    arrival: engine-clock seconds at which the front end accepted it.
+    arrival: engine-clock seconds at which the front end accepted it. n: sequences.
+    Raises ValueError for anything else, on the thread that makes it.
     """
 
     id: int
@@ -31,6 +32,12 @@ class Submission:
     ttft_deadline: float = math.inf
     queue_deadline: float = math.inf
     tpot_target: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("a request needs at least one prompt token")
+        if self.max_tokens < 1 or self.n < 1:
+            raise ValueError(f"max_tokens {self.max_tokens} and n {self.n} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

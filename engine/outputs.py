@@ -74,9 +74,14 @@ class Output:
     cached: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counters:
-    """Totals since start. Monotone."""
+    """Totals since start. Monotone; the engine sends copies.
+
+    arrived = finished + rejected + cancelled + failed + waiting + running, always (E6).
+    prompt_tokens: prompt tokens computed, again after preemption too; recomputed_tokens: tokens
+    that readmitted requests have to compute again; computed_rows: rows over all steps.
+    """
 
     steps: int = 0
     arrived: int = 0

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 
 class Phase(enum.Enum):
-    """Where a request is: queued, computing known tokens, generating, or queued after preemption."""
+    """Where a request is; PREFILL means computing known tokens, also again after preemption."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -274,15 +274,7 @@ class StepDone:
 
 
 Event: TypeAlias = (
-    Arrived
-    | Admitted
-    | PrefixChanged
-    | Tokens
-    | Preempted
-    | Finished
-    | Cancelled
-    | Shed
-    | StepDone
+    Arrived | Admitted | PrefixChanged | Tokens | Preempted | Finished | Cancelled | Shed | StepDone
 )
 
 
@@ -296,9 +288,7 @@ class StepCost(Protocol):
         """Changes only when a coefficient moved enough for plans to be made anew."""
         ...
 
-    def seconds(
-        self, prefill: int, decodes: int, kv_read: int, chunk_context: int
-    ) -> float: ...
+    def seconds(self, prefill: int, decodes: int, kv_read: int, chunk_context: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,140 @@
+"""A backend for tests: says what it is told, fails when it is told, and watches the paging.
+
+It keeps a shadow of the KV cache that holds token ids instead of keys and values. Each row that
+samples must find exactly its own tokens through its block table; anything else is an error in
+scheduler, block tables or batch arrays, and raises AssertionError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from engine.batch import BLOCK, Batch
+from engine.controls import Sampled, SampleRow, TokenLogprobs
+from engine.errors import RowFault
+
+Script = Callable[[SampleRow], int]
+"""Which token follows, given the row's tokens so far."""
+
+Hook = Callable[[Batch], None]
+"""Called before a step is computed; may raise, block, or look."""
+
+
+def echo(row: SampleRow) -> int:
+    """Repeat the prompt, over and over."""
+    return row.tokens[(row.position - row.prompt_length) % row.prompt_length]
+
+
+def by_prompt(answers: Mapping[tuple[int, ...], Sequence[int]]) -> Script:
+    """A script that answers each prompt with a list of ids; the last one repeats."""
+
+    def script(row: SampleRow) -> int:
+        answer = answers[tuple(row.tokens[: row.prompt_length])]
+        return answer[min(row.position - row.prompt_length, len(answer) - 1)]
+
+    return script
+
+
+class ScriptedBackend:
+    """Computes nothing and samples what `script` says.
+
+    A token that the logit bias favours by 100 wins over the script, as it would with any real
+    model. hooks: what to do before the k-th submitted step (the first is step 0).
+    nan_rows: step → rows whose logits come out as NaN, which a real backend reports as RowFault.
+    batches: everything that was submitted, in order.
+    """
+
+    def __init__(
+        self,
+        total_blocks: int,
+        script: Script = echo,
+        hooks: Mapping[int, Hook] | None = None,
+        nan_rows: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        self._total_blocks = total_blocks
+        self._script = script
+        self._hooks = dict(hooks or {})
+        self._nan_rows = dict(nan_rows or {})
+        self._shadow = np.full(total_blocks * BLOCK, -1, dtype=np.int64)
+        self._sampled: dict[int, Sampled] = {}
+        self.batches: list[Batch] = []
+
+    @property
+    def total_blocks(self) -> int:
+        return self._total_blocks
+
+    def submit(self, batch: Batch) -> int:
+        ticket = len(self.batches)
+        self.batches.append(batch)
+        if hook := self._hooks.get(ticket):
+            hook(batch)
+        for source, target in batch.copies:
+            self._block(target)[:] = self._block(source)
+        self._shadow[batch.slots] = batch.token_ids
+        return ticket
+
+    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+        batch = self.batches[ticket]
+        for number, row in zip(batch.sample_rows, rows, strict=True):
+            self._look_back(batch, int(number), row)
+        tokens = [self._choose(row) for row in rows]
+        self._sampled[ticket] = Sampled(
+            tokens,
+            [
+                None if row.controls.logprobs is None else _certain(token, row.controls.logprobs)
+                for row, token in zip(rows, tokens, strict=True)
+            ],
+        )
+
+    def collect(self, ticket: int) -> Sampled:
+        sampled = self._sampled.pop(ticket)
+        if faulty := self._nan_rows.get(ticket):
+            raise RowFault(faulty, "logits are not finite")
+        return sampled
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _block(self, block: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._shadow[block * BLOCK : (block + 1) * BLOCK]
+
+    def _choose(self, row: SampleRow) -> int:
+        for token, bias in row.controls.logit_bias.items():
+            if bias >= 100:
+                return token
+        return self._script(row)
+
+    def _look_back(self, batch: Batch, number: int, row: SampleRow) -> None:
+        """Assert that the row's block table leads to the row's own tokens."""
+        first, last = batch.kv_indptr[number], batch.kv_indptr[number + 1]
+        seen = [int(t) for b in batch.kv_indices[first:last] for t in self._block(int(b))]
+        known = list(row.tokens[: row.position])
+        length = int(batch.kv_lens[number])
+        assert length == len(known), f"row {number}: {length} KV positions, {len(known)} tokens"
+        assert seen[:length] == known, f"row {number} of step {batch.step} reads foreign KV"
+
+
+def _certain(token: int, alternatives: int) -> TokenLogprobs:
+    """The chosen token, and made-up alternatives that are far less likely."""
+    others = tuple((other, -50.0 - other) for other in range(alternatives + 1) if other != token)
+    return TokenLogprobs(0.0, ((token, 0.0), *others)[:alternatives])
+
+
+def stall_until(event_wait: Callable[[], object]) -> Hook:
+    """A hook that blocks until `event_wait` returns (for example `threading.Event().wait`)."""
+
+    def hook(batch: Batch) -> None:
+        event_wait()
+
+    return hook
+
+
+def raising(error: Exception) -> Hook:
+    """A hook that raises."""
+
+    def hook(batch: Batch) -> None:
+        raise error
+
+    return hook

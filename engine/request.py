@@ -1,0 +1,206 @@
+"""The engine's living objects: requests and their sequences."""
+
+from __future__ import annotations
+
+import math
+
+from engine.blocks import blocks_for
+from engine.inbox import Submission
+from policies.base import Phase
+
+
+class Sequence:
+    """A list of known tokens, of which the first `computed` have their KV in the cache.
+
+        tokens   p p p p p p p p g g g      prompt, then generated
+                 |--computed--|
+                              |--scheduled--|      what the step in flight computes
+
+    table: the blocks that hold it, in order. prefill_end: tokens known when it was (re)admitted;
+    until they are computed its rows are prompt work, afterwards it decodes.
+    """
+
+    __slots__ = (
+        "computed",
+        "done",
+        "index",
+        "prefill_end",
+        "request",
+        "scheduled",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.tokens = list(request.submission.prompt)
+        self.computed = 0
+        self.scheduled = 0
+        self.prefill_end = len(self.tokens)
+        self.table: list[int] = []
+        self.done = False
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not computed yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.submission.prompt)
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed >= self.prefill_end
+
+    def blocks_missing(self, tokens: int) -> int:
+        """Blocks to add to the table so that it holds `tokens` tokens."""
+        return max(0, blocks_for(tokens) - len(self.table))
+
+
+class Request:
+    """What clients, queues, tickets and policies know; its sequences hold tokens and blocks."""
+
+    __slots__ = (
+        "admitted_at",
+        "computed_peak",
+        "id",
+        "last_token_at",
+        "phase",
+        "preemptions",
+        "sequences",
+        "slo_class",
+        "submission",
+        "ticket",
+        "view",
+    )
+
+    def __init__(self, submission: Submission, ticket: int) -> None:
+        self.submission = submission
+        self.id = submission.id
+        self.ticket = ticket
+        self.slo_class = submission.slo_class
+        self.phase = Phase.WAITING
+        self.admitted_at = math.inf
+        self.last_token_at = -math.inf
+        self.preemptions = 0
+        self.computed_peak = 0
+        self.sequences = [Sequence(self, index) for index in range(submission.n)]
+        self.view = RequestProxy(self)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step the request may need: its unfinished sequences."""
+        return sum(not sequence.done for sequence in self.sequences)
+
+    @property
+    def computed(self) -> int:
+        return sum(sequence.computed for sequence in self.sequences)
+
+    @property
+    def blocks_wanted(self) -> int:
+        """Blocks for all known tokens: what admission asks for."""
+        return sum(blocks_for(len(s.tokens)) for s in self.sequences if not s.done)
+
+    @property
+    def blocks_at_most(self) -> int:
+        """Blocks at full length. The last token generated needs no KV."""
+        submission = self.submission
+        return submission.n * blocks_for(len(submission.prompt) + submission.max_tokens - 1)
+
+
+class RequestProxy:
+    """The live, read-only view of a request that policies get (`policies.base.RequestView`)."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __repr__(self) -> str:
+        return f"<request {self.id} ticket {self.ticket} {self.phase.value}>"
+
+    @property
+    def id(self) -> int:
+        return self._request.id
+
+    @property
+    def ticket(self) -> int:
+        return self._request.ticket
+
+    @property
+    def tenant(self) -> str:
+        return self._request.submission.tenant
+
+    @property
+    def slo_class(self) -> str:
+        return self._request.slo_class
+
+    @property
+    def priority(self) -> int:
+        return self._request.submission.priority
+
+    @property
+    def arrival(self) -> float:
+        return self._request.submission.arrival
+
+    @property
+    def ttft_deadline(self) -> float:
+        return self._request.submission.ttft_deadline
+
+    @property
+    def queue_deadline(self) -> float:
+        return self._request.submission.queue_deadline
+
+    @property
+    def tpot_target(self) -> float:
+        return self._request.submission.tpot_target
+
+    @property
+    def phase(self) -> Phase:
+        return self._request.phase
+
+    @property
+    def prompt(self) -> int:
+        return len(self._request.submission.prompt)
+
+    @property
+    def cached(self) -> int:
+        return 0
+
+    @property
+    def computed(self) -> int:
+        return self._request.computed
+
+    @property
+    def output(self) -> int:
+        return sum(sequence.generated for sequence in self._request.sequences)
+
+    @property
+    def max_output(self) -> int:
+        return self._request.submission.max_tokens
+
+    @property
+    def rows(self) -> int:
+        return self._request.rows
+
+    @property
+    def blocks(self) -> int:
+        return sum(len(sequence.table) for sequence in self._request.sequences)
+
+    @property
+    def private_blocks(self) -> int:
+        return self.blocks
+
+    @property
+    def recompute(self) -> int:
+        return self._request.computed
+
+    @property
+    def preemptions(self) -> int:
+        return self._request.preemptions
+
+    @property
+    def last_token_at(self) -> float:
+        return self._request.last_token_at

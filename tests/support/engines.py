@@ -1,0 +1,112 @@
+"""Engines for tests: a scheduler, a scripted backend and virtual time, driven by hand."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.backends.base import Backend
+from engine.backends.scripted import ScriptedBackend, echo
+from engine.blocks import BlockPool
+from engine.clock import VirtualClock
+from engine.controls import RowControls
+from engine.cost import LinearCost
+from engine.inbox import Abort, FinishAt, Message, Submission
+from engine.loop import Engine
+from engine.outputs import Finish, Output, Stats
+from engine.scheduler import Limits, Scheduler
+from policies.base import Policy, Services
+from policies.fcfs import FCFS
+
+GREEDY = RowControls(temperature=0.0)
+
+
+def services() -> Services:
+    return Services(cost=LinearCost(base=0.01), rng=random.Random(0))
+
+
+class Harness:
+    """An engine that takes a step when told, checks its invariants, and remembers everything."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 64,
+        budget: int = 64,
+        rows: int = 16,
+        model_len: int = 512,
+        policy: Callable[..., Policy] = FCFS,
+        backend: Backend | None = None,
+        **scripted: Any,
+    ) -> None:
+        self.clock = VirtualClock()
+        scripted.setdefault("script", echo)
+        self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
+        self.pool = BlockPool(blocks)
+        self.policy = policy(services=services())
+        self.scheduler = Scheduler(self.policy, self.pool, Limits(budget, rows, model_len))
+        self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
+        self.stats = Stats()
+        self.engine = Engine(
+            scheduler=self.scheduler,
+            backend=self.backend,
+            clock=self.clock,
+            cost=LinearCost(),
+            emit=self._take,
+        )
+        self.mail: list[Message] = []
+        self._next_id = 0
+
+    def _take(self, outputs: Sequence[Output], stats: Stats) -> None:
+        self.stats = stats
+        for output in outputs:
+            self.outputs[output.request, output.index].append(output)
+
+    def submit(
+        self,
+        prompt: Sequence[int] | int,
+        max_tokens: int = 4,
+        controls: RowControls = GREEDY,
+        **fields: Any,
+    ) -> int:
+        """Post a request (a number stands for a prompt of that many distinct tokens)."""
+        self._next_id += 1
+        if isinstance(prompt, int):
+            prompt = [self._next_id * 1000 + i for i in range(prompt)]
+        fields.setdefault("arrival", self.clock.now())
+        self.mail.append(Submission(self._next_id, list(prompt), max_tokens, controls, **fields))
+        return self._next_id
+
+    def abort(self, request: int) -> None:
+        self.mail.append(Abort(request))
+
+    def finish(self, request: int, tokens: int, index: int = 0) -> None:
+        self.mail.append(FinishAt(request, index, tokens))
+
+    def step(self) -> bool:
+        """One step; invariants hold after it."""
+        mail, self.mail = self.mail, []
+        worked = self.engine.step(mail)
+        self.clock.advance(0.001)
+        self.scheduler.check()
+        return worked
+
+    def run(self, limit: int = 10_000) -> int:
+        """Step until nothing is left to compute; the number of steps that computed something."""
+        steps = 0
+        while self.step() or self.mail:
+            steps += 1
+            assert steps < limit, f"still busy after {limit} steps"
+        assert self.scheduler.live == 0, "requests wait although nothing was computed"
+        return steps
+
+    def tokens(self, request: int, index: int = 0) -> list[int]:
+        """Everything the sequence generated."""
+        return [t for output in self.outputs[request, index] for t in output.tokens]
+
+    def end(self, request: int, index: int = 0) -> Finish | None:
+        """How the sequence ended, or None while it has not."""
+        outputs = self.outputs[request, index]
+        return outputs[-1].finish if outputs else None
