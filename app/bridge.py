@@ -1,0 +1,230 @@
+"""Between the two threads: requests go in, outputs come out, leaving the `with` is the abort.
+
+         asyncio thread                      |      engine thread
+    open ── post(Submission) ───────────── inbox ──▶ loop
+    Stream ◀─ deliver ◀─ one wake-up ── outbox ◀─── emit, once a step
+
+The engine never waits for anybody here: `emit` appends and posts a wake-up only if none is
+pending. A reader takes all that waited for it; one that lags too far is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from engine.inbox import Abort, FinishAt, Stop, Submission
+from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
+from engine.thread import EngineThread
+
+Observer = Callable[[Sequence[Output], Stats], None]
+
+LAGGED = Failure(FailureKind.SHED, "the client reads too slowly; the stream was cut")
+
+
+class Overloaded(Exception):
+    """The house is full: nothing crossed to the engine."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotReady(Exception):
+    """No requests are taken: the server drains, or the engine has ended."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Stream:
+    """The outputs of one request, in order. Made by `Bridge.open`."""
+
+    def __init__(self, bridge: Bridge, submission: Submission, max_lag: int) -> None:
+        self._bridge = bridge
+        self._id = submission.id
+        self._open = set(range(submission.n))
+        self._max_lag = max_lag
+        self._waiting: list[Output] = []
+        self._lag = 0
+        self._wake = asyncio.Event()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has ended, as far as this end of the stream knows."""
+        return not self._open
+
+    async def next(self) -> list[Output]:
+        """Everything that came since the last call, at least one output; [] after the end."""
+        while not self._waiting:
+            if not self._open:
+                return []
+            self._wake.clear()
+            await self._wake.wait()
+        outputs, self._waiting, self._lag = self._waiting, [], 0
+        return outputs
+
+    def finish_at(self, index: int, tokens: int) -> None:
+        """A stop string ends sequence `index` with its `tokens`-th token; later ones are void."""
+        if index in self._open:
+            self._open.discard(index)
+            self._waiting = [output for output in self._waiting if output.index != index]
+            self._bridge.post(FinishAt(self._id, index, tokens))
+
+    def put(self, output: Output) -> bool:
+        """Take an output in; False if the reader lags too far and must be cut."""
+        if output.index not in self._open:
+            return True
+        if output.finish is not None:
+            self._open.discard(output.index)
+        self._waiting.append(output)
+        self._lag += len(output.tokens)
+        self._wake.set()
+        return self._lag <= self._max_lag
+
+    def cut(self, failure: Failure, at: float) -> None:
+        """Replace what waits by an error for each open sequence."""
+        finish = Finish(FinishReason.ERROR, failure=failure)
+        indices = sorted(self._open | {output.index for output in self._waiting})
+        self._waiting = [Output(self._id, index, at, finish=finish) for index in indices]
+        self._open.clear()
+        self._wake.set()
+
+
+class Bridge:
+    """The asyncio side's only way to the engine. All methods but `emit` run on the event loop."""
+
+    def __init__(self, *, max_open: int, max_lag: int) -> None:
+        self._max_open = max_open
+        self._max_lag = max_lag
+        self._streams: dict[int, Stream] = {}
+        self._sequences = 0
+        self._ids = itertools.count(1)
+        self._outbox: deque[tuple[Sequence[Output], Stats]] = deque()
+        self._wake_up_posted = False
+        self._observers: list[Observer] = []
+        self._thread: EngineThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: Failure | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.stats = Stats()
+
+    # ---------------------------------------------------------------- life
+
+    def start(self, thread: EngineThread) -> None:
+        """Start the engine thread; its engine must emit into this bridge."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = thread
+        thread.start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more requests, let open ones end within `grace` seconds, end the thread."""
+        self.drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace)
+        thread = self._thread
+        if thread is not None:
+            thread.post(Stop())
+            await asyncio.to_thread(thread.join)
+            self._deliver()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self._draining = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why no requests are taken, or None while they are."""
+        if self._thread is None:
+            return Failure(FailureKind.SHUTTING_DOWN, "the engine has not started yet", 1.0)
+        return self._thread.ended or self._draining
+
+    @property
+    def broken(self) -> bool:
+        """Whether the engine has ended although nobody asked it to."""
+        ended = self._thread.ended if self._thread is not None else None
+        return ended is not None and ended.kind is FailureKind.ENGINE_FAULT
+
+    @property
+    def open_requests(self) -> int:
+        """Requests inside a `with open(...)`."""
+        return len(self._streams)
+
+    # ---------------------------------------------------------------- requests
+
+    def next_id(self) -> int:
+        """An id for a submission: unique, and none of the client's business."""
+        return next(self._ids)
+
+    @contextmanager
+    def open(self, submission: Submission) -> Iterator[Stream]:
+        """Send a request in; leaving the `with` ends it, however it is left.
+
+        The abort is a queue put: it works in a cancelled scope, where nothing can be awaited.
+        Raises Overloaded or NotReady before anything crosses.
+        """
+        if (failure := self.failure) is not None:
+            raise NotReady(failure)
+        if self._sequences + submission.n > self._max_open:
+            message = f"the server holds {self._sequences} requests already; try again later"
+            raise Overloaded(message, 1.0)
+        stream = Stream(self, submission, self._max_lag)
+        self._streams[submission.id] = stream
+        self._sequences += submission.n
+        self._idle.clear()
+        self.post(submission)
+        try:
+            if (failure := self.failure) is not None:
+                raise NotReady(failure)  # the engine ended while we were posting
+            yield stream
+        finally:
+            del self._streams[submission.id]
+            self._sequences -= submission.n
+            if not self._streams:
+                self._idle.set()
+            if not stream.finished:
+                self.post(Abort(submission.id))
+
+    def post(self, message: Submission | Abort | FinishAt) -> None:
+        """Put a message into the engine's inbox."""
+        if self._thread is not None:
+            self._thread.post(message)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Call `observer` with the outputs of each step, on the event loop."""
+        self._observers.append(observer)
+
+    # ---------------------------------------------------------------- outputs
+
+    def emit(self, outputs: Sequence[Output], stats: Stats) -> None:
+        """Hand a step's outputs over. Called on the engine thread; never blocks, never raises."""
+        self._outbox.append((outputs, stats))
+        if not self._wake_up_posted and self._loop is not None:
+            self._wake_up_posted = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                self._outbox.clear()  # the event loop is closed: nobody reads any more
+
+    def _deliver(self) -> None:
+        """Give every stream what came for it.
+
+        The flag falls before the outbox is emptied: what is appended later finds it down and posts
+        anew, what was appended earlier is taken now.
+        """
+        self._wake_up_posted = False
+        while self._outbox:
+            outputs, stats = self._outbox.popleft()
+            self.stats = stats
+            for output in outputs:
+                stream = self._streams.get(output.request)
+                if stream is not None and not stream.put(output):
+                    stream.cut(LAGGED, output.at)
+                    self.post(Abort(output.request))
+            for observer in self._observers:
+                observer(outputs, stats)
