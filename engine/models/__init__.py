@@ -1,0 +1,1 @@
+"""Models: their configuration, their files, their forward pass."""

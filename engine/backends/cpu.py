@@ -1,0 +1,127 @@
+"""The CPU backend: a Llama in float32 torch over a paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+
+import torch
+
+from engine.backends.attention import PagedAttention
+from engine.backends.memory import auto_kv_bytes
+from engine.backends.sampler import sample
+from engine.batch import BLOCK, Batch, Int32
+from engine.controls import Sampled, SampleRow
+from engine.errors import ConfigurationError, RowFault
+from engine.models.config import ModelConfig
+from engine.models.gguf import load_weights, read_config
+from engine.models.llama import Inputs, KVCache, Weights, forward, rope_table
+
+FLOAT32_BYTES = 4
+
+
+def create(
+    path: str | PathLike[str],
+    *,
+    kv_memory_bytes: int | None = None,
+    threads: int | None = None,
+) -> CPUBackend:
+    """Load the model in `path` and set up its KV cache.
+
+    kv_memory_bytes: None for `auto_kv_bytes()`. threads: of torch, for the whole process; None
+    leaves torch's choice. Raises ModelError for a file that cannot be served, ConfigurationError
+    if the memory does not hold one block.
+    """
+    config = read_config(path)
+    memory = auto_kv_bytes() if kv_memory_bytes is None else kv_memory_bytes
+    block_bytes = BLOCK * config.kv_bytes_per_token(FLOAT32_BYTES)
+    if memory < block_bytes:
+        raise ConfigurationError(
+            f"{memory} bytes of KV memory do not hold one block of this model ({block_bytes} bytes)"
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return CPUBackend(load_weights(path, config), config, memory // block_bytes)
+
+
+class CPUBackend:
+    """Computes each batch while it is submitted (the Backend protocol at depth 0 and 1)."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, total_blocks: int) -> None:
+        shape = (config.layers, total_blocks, BLOCK, config.kv_heads, config.head_dim)
+        # Not filled: memory that no token has reached yet stays with the operating system.
+        self.cache = KVCache(torch.empty(shape), torch.empty(shape))
+        self._weights = weights
+        self._config = config
+        self._rope = rope_table(config)
+        self._tickets = 0
+        self._computed: dict[int, tuple[Batch, torch.Tensor]] = {}
+        self._sampled: dict[int, Sampled] = {}
+        self._last_tokens: Sequence[int] = ()
+
+    @property
+    def total_blocks(self) -> int:
+        return self.cache.keys.shape[1]
+
+    def submit(self, batch: Batch) -> int:
+        if batch.offloads or batch.restores:
+            raise ValueError("the CPU backend has no host memory to offload blocks to")
+        self._copy_blocks(batch.copies)
+        logits = forward(
+            self._weights,
+            self._config,
+            self._rope,
+            self.cache,
+            self._inputs(batch),
+            PagedAttention(batch),
+        )
+        self._tickets += 1
+        self._computed[self._tickets] = batch, logits
+        return self._tickets
+
+    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+        batch, logits = self._computed.pop(ticket)
+        if len(rows) != len(batch.sample_rows):
+            raise ValueError(f"{len(rows)} rows of controls for {len(batch.sample_rows)} rows")
+        try:
+            result = sample(logits, rows)
+        except RowFault as fault:
+            raise RowFault((int(batch.sample_rows[i]) for i in fault.rows), fault.reason) from None
+        self._sampled[ticket] = result
+        self._last_tokens = result.tokens
+
+    def collect(self, ticket: int) -> Sampled:
+        return self._sampled.pop(ticket)
+
+    def close(self) -> None:
+        self.cache = KVCache(torch.empty(0, 0), torch.empty(0, 0))
+        self._computed.clear()
+        self._sampled.clear()
+
+    def _inputs(self, batch: Batch) -> Inputs:
+        return Inputs(
+            tokens=self._resolve(batch.token_ids),
+            positions=_index(batch.positions),
+            slots=_index(batch.slots),
+            logit_rows=_index(batch.logit_rows),
+        )
+
+    def _resolve(self, token_ids: Int32) -> torch.Tensor:
+        """Token ids, with -1 - j replaced by what sample row j of the step before gave."""
+        tokens = _index(token_ids)
+        in_flight = tokens < 0
+        if in_flight.any():
+            last = torch.tensor(self._last_tokens, dtype=torch.int64)
+            tokens[in_flight] = last[-1 - tokens[in_flight]]
+        return tokens
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            sources, destinations = (list(blocks) for blocks in zip(*copies, strict=True))
+            for pool in (self.cache.keys, self.cache.values):
+                pool[:, destinations] = pool[:, sources]
+
+
+def _index(array: Int32) -> torch.Tensor:
+    """A copy in the integer type that torch indexes with."""
+    return torch.from_numpy(array).to(torch.int64)

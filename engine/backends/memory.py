@@ -1,0 +1,52 @@
+"""How much memory this process may use, and how much of it the KV cache takes by default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_AUTO_KV_BYTES = 2 << 30
+
+
+def auto_kv_bytes(root: Path = Path("/")) -> int:
+    """Bytes for the KV cache when nobody says how many: half of what the process may use, at
+    most 2 GiB."""
+    return min(MAX_AUTO_KV_BYTES, usable_memory(root) // 2)
+
+
+def usable_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory this process may use: the machine's, or less where control groups say so.
+
+    root: where /proc and /sys are looked for.
+    """
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *_cgroup_limits(root)])
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """The limits of the process's control groups and of all groups above them, v2 and v1."""
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    for line in memberships:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _limits_upwards(root / "sys/fs/cgroup", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            yield from _limits_upwards(top, path, "memory.limit_in_bytes")
+
+
+def _limits_upwards(top: Path, path: str, name: str) -> Iterator[int]:
+    group = top / path.lstrip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(top):
+            return
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():  # not "max"
+            yield int(text)

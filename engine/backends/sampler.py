@@ -1,0 +1,260 @@
+"""Choose one token for each row, all rows in one pass, whatever controls they mix.
+
+The order of the controls:
+
+    raw logits ── logprobs are read here
+      allowed_ids, bad_words, min_tokens     forbid tokens
+      logit_bias                             adds
+      repetition, frequency, presence        penalise
+    greedy (temperature 0) takes the best of these; else
+      temperature, top_k, top_p, min_p       top_p is a share of what top_k left, and min_p of the
+                                             best token's probability
+
+The filters keep tokens by a threshold, so tokens that tie with the last one kept are kept too.
+Then one uniform number in [0, 1) picks from the cumulative probabilities in the order of token
+ids. That number is a hash of (seed, sequence index, position): it does not depend on the rest of
+the batch, on the row, or on what was drawn before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.controls import RowControls, Sampled, SampleRow, TokenLogprobs
+from engine.errors import RowFault
+
+FIRST_LOOK = 1024
+"""Best tokens among which a top_p threshold is looked for before all are sorted."""
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    """Sample one token for each row of logits [rows, vocab]. The logits are not changed.
+
+    Raises RowFault with indices into `rows` where logits are NaN or infinite, where the controls
+    forbid every token, and where a grammar is asked for, which this sampler does not know.
+    """
+    if not rows:
+        return Sampled([], [])
+    _fault(logits.amax(dim=-1).isfinite(), "the model computed NaN or infinite logits")
+    _fault(
+        torch.tensor([row.controls.grammar is None for row in rows]),
+        "this backend has no grammar masks",
+    )
+    edited = _edit(logits, rows)
+    best, tokens = edited.max(dim=-1)
+    _fault(best.isfinite(), "the sampling controls forbid every token")
+    drawn = [i for i, row in enumerate(rows) if not _is_greedy(row.controls)]
+    if drawn:
+        tokens[drawn] = _draw(edited[drawn], best[drawn], [rows[i] for i in drawn])
+    return Sampled(tokens.tolist(), _logprobs(logits, tokens, rows))
+
+
+def uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each row, a function of (seed, index, position) alone.
+
+    Three rounds of the SplitMix64 finaliser (Steele, Lea, Flood: Fast splittable pseudorandom
+    number generators, OOPSLA 2014; constants as in Vigna's splitmix64.c), each taking in one word
+    of the counter; the top 53 bits make the number.
+    """
+    words = np.array(
+        [
+            [word & 0xFFFF_FFFF_FFFF_FFFF for word in (r.controls.seed, r.index, r.position)]
+            for r in rows
+        ],
+        dtype=np.uint64,
+    )
+    state = np.zeros(len(rows), dtype=np.uint64)
+    for word in words.T:
+        state = _splitmix64(state ^ word)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _splitmix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _is_greedy(controls: RowControls) -> bool:
+    return controls.temperature == 0 or controls.top_k == 1
+
+
+def _fault(healthy: Tensor, reason: str) -> None:
+    if not healthy.all():
+        raise RowFault((~healthy).nonzero().flatten().tolist(), reason)
+
+
+# ── before temperature ────────────────────────────────────────────────────────────────────────
+
+
+def _edit(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """The logits after masks, bias and penalties: the same tensor if nobody asks for any."""
+    if not any(_edits(row.controls) for row in rows):
+        return logits
+    edited = logits.clone()
+    _keep_allowed(edited, rows)
+    _forbid(edited, rows)
+    _add_bias(edited, rows)
+    for i, row in enumerate(rows):
+        if _penalises(row.controls):
+            _penalise(edited[i], row)
+    return edited
+
+
+def _edits(controls: RowControls) -> bool:
+    return bool(
+        controls.logit_bias
+        or controls.allowed_ids is not None
+        or controls.bad_words
+        or controls.min_tokens
+        or _penalises(controls)
+    )
+
+
+def _penalises(controls: RowControls) -> bool:
+    return (
+        controls.repetition_penalty != 1
+        or controls.frequency_penalty != 0
+        or controls.presence_penalty != 0
+    )
+
+
+def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    for i, row in enumerate(rows):
+        if row.controls.allowed_ids is not None:
+            others = torch.ones(logits.shape[1], dtype=torch.bool)
+            others[list(row.controls.allowed_ids)] = False
+            logits[i].masked_fill_(others, -torch.inf)
+
+
+def _forbid(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    pairs = [(i, token) for i, row in enumerate(rows) for token in _forbidden(row)]
+    if pairs:
+        row_ids, tokens = zip(*pairs, strict=True)
+        logits[list(row_ids), list(tokens)] = -torch.inf
+
+
+def _forbidden(row: SampleRow) -> list[int]:
+    """Tokens that would complete a bad word or end the sequence too early."""
+    controls, tokens = row.controls, row.tokens
+    forbidden = [
+        word[-1]
+        for word in controls.bad_words
+        if list(tokens[len(tokens) - len(word) + 1 :]) == list(word[:-1])
+    ]
+    if len(tokens) - row.prompt_length < controls.min_tokens:
+        forbidden += controls.stop_ids | controls.eos_ids
+    return forbidden
+
+
+def _add_bias(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    entries = [
+        (i, token, bias)
+        for i, row in enumerate(rows)
+        for token, bias in row.controls.logit_bias.items()
+    ]
+    if entries:
+        row_ids, tokens, biases = zip(*entries, strict=True)
+        logits[list(row_ids), list(tokens)] += torch.tensor(biases, dtype=logits.dtype)
+
+
+def _penalise(logits: Tensor, row: SampleRow) -> None:
+    """Apply the penalties of one row to its logits [vocab], in place."""
+    controls = row.controls
+    known = torch.tensor(row.tokens, dtype=torch.int64)
+    seen = known.unique()
+    by = controls.repetition_penalty
+    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / by, logits[seen] * by)
+    generated, counts = known[row.prompt_length :].unique(return_counts=True)
+    logits[generated] -= controls.frequency_penalty * counts + controls.presence_penalty
+
+
+# ── after temperature ─────────────────────────────────────────────────────────────────────────
+
+
+def _draw(logits: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Draw from logits [rows, vocab], whose maxima are `best`: token ids [rows].
+
+    In float64 and relative to the best token, whose weight is 1 at every temperature.
+    """
+    temperature = _column(row.controls.temperature for row in rows)
+    weights = ((logits - best[:, None]).double() / temperature).exp()
+    weights.masked_fill_(weights < _threshold(weights, rows), 0)
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = torch.from_numpy(uniforms(rows))[:, None] * total
+    # Rounding must not reach the total, which no token lies beyond.
+    target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+
+
+def _threshold(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """The weight [rows, 1] under which top_k, top_p and min_p drop each row's tokens."""
+    vocab = weights.shape[1]
+    threshold = torch.zeros(len(rows), 1, dtype=weights.dtype)
+    limited = [i for i, row in enumerate(rows) if 0 < row.controls.top_k < vocab]
+    if limited:
+        top_k = torch.tensor([rows[i].controls.top_k for i in limited])[:, None]
+        threshold[limited] = _kth_best(weights[limited], top_k)
+    nucleus = [i for i, row in enumerate(rows) if row.controls.top_p < 1]
+    if nucleus:
+        left = weights[nucleus]  # a copy
+        left.masked_fill_(left < threshold[nucleus], 0)
+        mass = _column(rows[i].controls.top_p for i in nucleus) * left.sum(dim=-1, keepdim=True)
+        threshold[nucleus] = threshold[nucleus].maximum(_last_of_mass(left, mass))
+    return threshold.maximum(_column(row.controls.min_p for row in rows))
+
+
+def _kth_best(weights: Tensor, k: Tensor) -> Tensor:
+    """The k-th largest of weights [rows, vocab], for k [rows, 1]."""
+    return weights.topk(int(k.max()), dim=-1).values.gather(1, k - 1)
+
+
+def _last_of_mass(weights: Tensor, mass: Tensor, look: int = FIRST_LOOK) -> Tensor:
+    """The smallest of the best weights that together reach mass [rows, 1].
+
+    Looks among the `look` best, which is much cheaper than sorting, and again among more for the
+    rows where these do not reach it. The result does not depend on `look`.
+    """
+    vocab = weights.shape[1]
+    ranked = weights.topk(min(look, vocab), dim=-1).values
+    before = (ranked.cumsum(dim=-1) < mass).sum(dim=-1, keepdim=True)
+    last = ranked.gather(1, before.clamp(max=ranked.shape[1] - 1))
+    short = (before.squeeze(1) == look).nonzero().squeeze(1)
+    if look < vocab and len(short):
+        last[short] = _last_of_mass(weights[short], mass[short], 8 * look)
+    return last
+
+
+def _column(values: Iterable[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.float64)[:, None]
+
+
+# ── beside the draw ───────────────────────────────────────────────────────────────────────────
+
+
+def _logprobs(
+    logits: Tensor, tokens: Tensor, rows: Sequence[SampleRow]
+) -> list[TokenLogprobs | None]:
+    """The raw log-probabilities of `tokens` and of the best ones, for the rows that ask."""
+    result: list[TokenLogprobs | None] = [None] * len(rows)
+    asked = {i: row.controls.logprobs for i, row in enumerate(rows)}
+    counts = {i: count for i, count in asked.items() if count is not None}
+    if not counts:
+        return result
+    index = list(counts)
+    logprobs = logits[index].double().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, tokens[index][:, None]).squeeze(1).tolist()
+    best = logprobs.topk(min(max(counts.values()), logits.shape[1]), dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    for at, (i, count) in enumerate(counts.items()):
+        top = zip(ids[at][:count], values[at][:count], strict=True)
+        result[i] = TokenLogprobs(chosen[at], tuple(top))
+    return result
