@@ -103,7 +103,8 @@ class Engine:
             sampled = self._run(batch, sampling)
         except RowFault as fault:
             log.error("rows %s of step %d failed: %s", fault.rows, plan.step, fault.reason)
-            self._fail([sequences[row] for row in fault.rows], sequences)
+            named = [s for row, s in enumerate(sequences) if row in fault.rows]
+            self._fail(named or sequences, sequences)  # a fault that names no row is everybody's
         except Exception:
             log.exception("step %d failed", plan.step)
             self._fail(sequences, sequences)

@@ -1,0 +1,45 @@
+import itertools
+
+import pytest
+from support.engines import GREEDY, Harness
+
+from engine.backends.simulated import SimulatedBackend
+from engine.clock import VirtualClock
+from engine.controls import RowControls
+from engine.cost import LinearCost
+
+
+def test_a_virtual_step_lets_exactly_the_predicted_time_pass() -> None:
+    cost = LinearCost(base=1.0, prompt_token=0.1, decode=0.01, kv_read=0.001, chunk_context=0.0001)
+    clock = VirtualClock()
+    harness = Harness(backend=SimulatedBackend.virtual(cost, 64, clock), budget=32)
+    harness.clock = harness.engine.clock = clock
+    harness.submit(40, max_tokens=2)
+    times = [clock.now()]
+    for _ in range(3):
+        harness.engine.step(harness.mail)
+        harness.mail = []
+        times.append(clock.now())
+    chunk, rest, decode = (b - a for a, b in itertools.pairwise(times))
+    assert chunk == pytest.approx(1.0 + 0.1 * 32 + 0.001 * 32 + 0.0001 * 32 * 32)
+    assert rest == pytest.approx(1.0 + 0.1 * 8 + 0.001 * 40 + 0.0001 * 8 * 40)
+    assert decode == pytest.approx(1.0 + 0.01 + 0.001 * 41)
+
+
+def test_real_waiting_is_asked_for_once_a_step() -> None:
+    waits: list[float] = []
+    backend = SimulatedBackend(LinearCost(base=0.25), 64, wait=waits.append)
+    harness = Harness(backend=backend)
+    harness.submit(4, max_tokens=3)
+    harness.run()
+    assert waits == [0.25] * 3
+
+
+def test_the_default_text_is_the_alphabet_and_logprobs_are_there_when_asked_for() -> None:
+    harness = Harness(backend=SimulatedBackend(LinearCost(), 64))
+    request = harness.submit(4, max_tokens=28, controls=RowControls(logprobs=0))
+    plain = harness.submit(4, max_tokens=1, controls=GREEDY)
+    harness.run()
+    assert bytes(harness.tokens(request)) == b"abcdefghijklmnopqrstuvwxyzab"
+    assert all(len(output.logprobs) == 1 for output in harness.outputs[request, 0])
+    assert harness.outputs[plain, 0][0].logprobs == ()
