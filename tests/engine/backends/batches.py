@@ -28,9 +28,7 @@ def make_batch(work: Sequence[Work], copies: Sequence[tuple[int, int]] = ()) -> 
     tables = [w.table[: -(-end // BLOCK)] for w, end in zip(work, ends, strict=True)]
     positions = [p for w, end in zip(work, ends, strict=True) for p in range(w.start, end)]
     owner = [w for w in work for _ in w.tokens]
-    slots = [
-        w.table[p // BLOCK] * BLOCK + p % BLOCK for w, p in zip(owner, positions, strict=True)
-    ]
+    slots = [w.table[p // BLOCK] * BLOCK + p % BLOCK for w, p in zip(owner, positions, strict=True)]
     sampling = [i for i, w in enumerate(work) if w.samples]
     qo_indptr = np.cumsum([0, *counts])
     return Batch(

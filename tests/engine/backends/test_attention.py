@@ -91,9 +91,7 @@ def test_decodes_of_very_different_lengths():
 def test_rows_that_share_blocks():
     rng = np.random.default_rng(2)
     shared, a, b, c = tables(rng, 48, 16, 16, 32)
-    batch = make_batch(
-        [row(shared + a, 50, 1), row(shared + b, 64, 1), row(shared + c, 70, 22)]
-    )
+    batch = make_batch([row(shared + a, 50, 1), row(shared + b, 64, 1), row(shared + c, 70, 22)])
     assert_equals_reference(batch, rng)
 
 
