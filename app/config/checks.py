@@ -1,0 +1,65 @@
+"""What must hold beyond known keys: types, ranges, and knobs that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
+
+from app.config.keys import Path
+from app.config.schema import Config
+from app.explain import explain
+from app.problems import Problem, refuse
+
+PROGRESS_WINDOW: Final = 16
+PROMPT_PROGRESS: Final = 16
+"""Within so many steps each running decode gets a token, and prompts get so many together."""
+
+
+class Origin(Protocol):
+    """Tells where a value at one of `paths` was said last."""
+
+    def __call__(self, *paths: Path) -> str: ...
+
+
+def type_problems(tree: Mapping[str, Any], origin: Origin) -> Iterator[Problem]:
+    """Wrong types and values out of range."""
+    try:
+        Config.model_validate(tree)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            path = tuple(str(part) for part in detail["loc"])
+            yield Problem(".".join(path), explain(detail), origin(path))
+
+
+def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
+    """Combinations of knobs that cannot work."""
+    rows, budget = config.engine.max_rows, config.engine.max_step_tokens
+    tokens = PROGRESS_WINDOW * budget
+    if rows + PROMPT_PROGRESS > tokens:
+        yield Problem(
+            "engine.max_rows",
+            f"{rows} + {PROMPT_PROGRESS} is more than the {tokens} tokens that {PROGRESS_WINDOW}"
+            f" steps of engine.max_step_tokens = {budget} compute, so some request would starve",
+            origin(("engine", "max_rows"), ("engine", "max_step_tokens")),
+        )
+
+
+def check_pool(config: Config, *, total_blocks: int, block_size: int, max_model_len: int) -> None:
+    """Refuse a KV pool that one full request does not fit in.
+
+    `total_blocks` blocks of `block_size` tokens are there; a request may be `max_model_len` tokens
+    long (prompt and answer). Raises ConfigurationError.
+    """
+    needed = -(-max_model_len // block_size)
+    if total_blocks >= needed:
+        return
+    simulated = config.engine.backend == "simulated"
+    knob = "engine.simulated.total_blocks" if simulated else "engine.kv_memory"
+    message = (
+        f"{total_blocks} blocks of {block_size} tokens are fewer than the {needed} that one request"
+        f" of model.max_model_len = {max_model_len} tokens needs; raise {knob} or lower"
+        " model.max_model_len"
+    )
+    refuse([Problem(knob, message)])

@@ -1,0 +1,40 @@
+"""The dotted keys that the schema knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic.fields import FieldInfo
+
+from app.config.schema import Config, Section
+from app.problems import nearest
+
+Path = tuple[str, ...]
+
+
+def subsection(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds; None if the field is a knob."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def fields(section: type[Section] = Config, path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """Every field, sections included, in the schema's order."""
+    for name, field in section.model_fields.items():
+        yield (*path, name), field
+        if inner := subsection(field):
+            yield from fields(inner, (*path, name))
+
+
+def unknown_key(path: Path) -> str:
+    """Say what an unknown key was probably meant to be."""
+    known = [candidate for candidate, _ in fields()]
+    owners = [".".join(p[:-1]) or "the top level" for p in known if p[-1] == path[-1]]
+    if owners:
+        return f"unknown key; {path[-1]} belongs under {' or '.join(owners)}"
+    siblings = {p[-1]: p for p in known if p[:-1] == path[:-1]}
+    cousins = {p[-1]: p for p in known}
+    for names, at_least in ((siblings, 0.5), (cousins, 0.7)):
+        if match := nearest(path[-1], names, at_least):
+            return f"unknown key; did you mean {'.'.join(names[match])}?"
+    return f"unknown key; known here: {', '.join(siblings)}"

@@ -1,0 +1,118 @@
+"""File < environment < `--set`: one configuration from three sources, checked alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from app.config.checks import impossible, type_problems
+from app.config.layers import Layer
+from app.config.schema import Config
+from app.policy_loader import check_policy
+from app.problems import BadConfiguration, Problem, refuse
+
+FILE_VARIABLE: Final = "OCTAVO_CONFIG"
+DEFAULT_FILE: Final = Path("config.yaml")
+_PREFIX: Final = "OCTAVO_"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and where its values came from."""
+
+    config: Config
+    file: Path | None
+    """The file that was read; None if there was none."""
+    sources: Mapping[str, str]
+    """Where each key that was given got its value: `config.yaml:12`, a variable, `--set`."""
+
+
+def load_config(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Config:
+    """Read and check the configuration; see `load_with_sources`."""
+    return load_with_sources(path, environ, overrides).config
+
+
+def load_with_sources(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> LoadedConfig:
+    """Read and check the configuration.
+
+    `path` is the YAML file; without it the file that OCTAVO_CONFIG names, else `config.yaml` in the
+    working directory if there is one, else none. Over it go variables OCTAVO_SECTION__KEY of
+    `environ` (e.g. OCTAVO_ENGINE__MAX_ROWS=32), and over these `overrides`, each
+    `section.key=value`. Values are YAML.
+
+    Raises ConfigurationError with one line for each problem found, in whichever source.
+    """
+    environ = environ or {}
+    file = _file_to_read(path, environ)
+    layers = [_file_layer(file)] if file else []
+    layers += [_environment_layer(environ), _override_layer(overrides)]
+
+    refuse([problem for layer in layers for problem in _layer_problems(layer)])
+    merged = Layer.merge(layers)
+    config = Config.model_validate(merged.tree())
+    refuse([*impossible(config, merged.origin), *_policy_problems(config, merged)])
+    return LoadedConfig(config, file, merged.sources())
+
+
+def _file_to_read(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if path is not None:
+        return path
+    if named := environ.get(FILE_VARIABLE):
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+
+
+def _file_layer(path: Path) -> Layer:
+    layer = Layer()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        layer.problems.append(Problem("", f"cannot be read: {error.strerror}", str(path)))
+    except UnicodeDecodeError:
+        layer.problems.append(Problem("", "is not UTF-8 text", str(path)))
+    else:
+        layer.read(text, str(path), lines=True)
+    return layer
+
+
+def _environment_layer(environ: Mapping[str, str]) -> Layer:
+    layer = Layer()
+    for name, value in environ.items():
+        if name.startswith(_PREFIX) and "__" in name:
+            key = name.removeprefix(_PREFIX).lower().split("__")
+            layer.read(value, name, under=key)
+    return layer
+
+
+def _override_layer(overrides: Sequence[str]) -> Layer:
+    layer = Layer()
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if equals:
+            layer.read(value, "--set", under=key.strip().split("."))
+        else:
+            layer.problems.append(Problem("", "expected section.key=value", f"--set {override}"))
+    return layer
+
+
+def _layer_problems(layer: Layer) -> Iterator[Problem]:
+    yield from layer.problems
+    yield from type_problems(layer.tree(), layer.origin)
+
+
+def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
+    try:
+        check_policy(config.scheduler)
+    except BadConfiguration as error:
+        for problem in error.problems:
+            yield replace(problem, where=layer.origin(tuple(problem.key.split("."))))

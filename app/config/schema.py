@@ -1,0 +1,209 @@
+"""Every knob, its default and what it means.
+
+The descriptions are the comments of `config.yaml`; a test keeps the two equal. Values are strict:
+"16", 16.5 and true are not integers. Durations are in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
+
+_UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
+
+
+def parse_size(value: object) -> object:
+    """Turn "512MiB" or "2GiB" into bytes; anything else is left for the type to judge."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not match[2]:
+        return value
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def parse_kv_memory(value: object) -> object:
+    """Accept `auto` or a size of at least one byte; raises ValueError for anything else."""
+    size = parse_size(value)
+    if value == "auto" or (type(size) is int and size > 0):
+        return size
+    raise ValueError("expected auto, a number of bytes, or a size such as 512MiB or 2GiB")
+
+
+Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
+KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0)]
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ServerConfig(Section):
+    """The HTTP server."""
+
+    host: Name = Field(
+        default="127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces"
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0 takes any free one")
+    shutdown_grace_s: Seconds = Field(
+        default=30.0, description="how long requests in flight may go on after SIGTERM"
+    )
+    keep_alive_s: Positive = Field(
+        default=75, description="how long an idle HTTP connection stays open"
+    )
+    max_body_bytes: Size = Field(
+        default=4 * 2**20, ge=1, description="largest request body; more is answered 413"
+    )
+
+
+class ModelConfig(Section):
+    """The model that is served."""
+
+    path: Name = Field(default="auto", description="a .gguf file; auto is the default model")
+    name: Name | None = Field(
+        default=None, description="name in the API; null derives it from the model or its file"
+    )
+    max_model_len: Positive | None = Field(
+        default=None,
+        description="most tokens of one request, prompt and answer; null: the model's own",
+    )
+    dtype: Literal["float32"] = Field(default="float32", description="arithmetic of the weights")
+    directory: Name = Field(
+        default="models", description="folder in which downloaded models are kept"
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The name under which clients ask for the model."""
+        if self.name is not None:
+            return self.name
+        return DEFAULT_MODEL_NAME if self.path == "auto" else Path(self.path).stem
+
+
+class SimulatedConfig(Section):
+    """The simulated backend: step time as a linear function of the step's work."""
+
+    base_s: Seconds = Field(default=0.002, description="seconds of an empty step")
+    prompt_token_s: Seconds = Field(
+        default=0.0001, description="seconds more for each prompt token"
+    )
+    decode_s: Seconds = Field(default=0.0002, description="seconds more for each decode")
+    kv_read_s: Seconds = Field(
+        default=0.0, description="seconds more for each KV token that decodes read"
+    )
+    chunk_context_s: Seconds = Field(
+        default=0.0, description="seconds more for each chunk token times the context it attends to"
+    )
+    total_blocks: Positive = Field(default=4096, description="KV blocks of 16 tokens")
+    real_time: bool = Field(default=True, description="whether a step really takes its time")
+
+
+class EngineConfig(Section):
+    """The engine: backend, memory, and the bounds of a step."""
+
+    backend: Literal["auto", "cpu", "simulated"] = Field(
+        default="auto", description="where tokens are computed; auto is cpu"
+    )
+    kv_memory: KvMemory = Field(
+        default="auto", description="size of the KV cache: auto, bytes, or a size such as 512MiB"
+    )
+    max_step_tokens: Positive = Field(default=256, description="token budget of a step")
+    max_rows: Positive = Field(default=64, description="most sequences computed in one step")
+    threads: Positive | None = Field(default=None, description="CPU threads; null: torch's default")
+    simulated: SimulatedConfig = Field(
+        default=SimulatedConfig(), description="step times, read when the backend is simulated"
+    )
+
+
+class SchedulerConfig(Section):
+    """The scheduling policy."""
+
+    policy: Name = Field(
+        default="fcfs", description="name of an installed policy, or package.module:Class"
+    )
+    params: dict[str, Any] = Field(default={}, description="the policy's own parameters")
+
+
+class LimitsConfig(Section):
+    """What a request, or all of them together, may ask for."""
+
+    max_open_requests: Positive = Field(
+        default=256, description="most requests accepted at once; more are answered 429"
+    )
+    max_output_tokens: Positive | None = Field(
+        default=None, description="most tokens of one answer; null: what the context leaves"
+    )
+    max_stop_strings: Count = Field(default=16, description="most stop strings of a request")
+    max_stop_chars: Positive = Field(default=1024, description="most characters of a stop string")
+    max_logit_bias: Count = Field(default=1024, description="most logit_bias entries of a request")
+
+
+class ApiConfig(Section):
+    """How requests are read."""
+
+    strict_fields: bool = Field(
+        default=False, description="whether unknown request fields are refused"
+    )
+
+
+class SseConfig(Section):
+    """The event stream."""
+
+    keepalive_interval_s: Seconds = Field(
+        default=0.0, description="silence after which a keep-alive is sent; 0 sends none"
+    )
+    keepalive_mode: Literal["comment", "chunk"] = Field(
+        default="comment", description="keep-alive as an SSE comment or as an empty chunk"
+    )
+
+
+class BridgeConfig(Section):
+    """Between the HTTP side and the engine thread."""
+
+    max_lag: Positive = Field(
+        default=4096, description="tokens a client may lag behind before it is cut off"
+    )
+
+
+class TextConfig(Section):
+    """Tokenizing and templating."""
+
+    workers: Positive = Field(
+        default=2, description="threads that tokenize and apply chat templates"
+    )
+
+
+class LogConfig(Section):
+    """Logs, written to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe level that is written"
+    )
+    format: Literal["json", "console"] = Field(
+        default="json", description="one JSON object a line, or text for a terminal"
+    )
+
+
+class Config(Section):
+    """The whole configuration, with the defaults of `config.yaml`."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    api: ApiConfig = ApiConfig()
+    sse: SseConfig = SseConfig()
+    bridge: BridgeConfig = BridgeConfig()
+    text: TextConfig = TextConfig()
+    log: LogConfig = LogConfig()

@@ -1,0 +1,60 @@
+"""Knobs that must fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.config import Config, check_pool, load_config
+from app.config.schema import EngineConfig, ModelConfig
+from engine.errors import ConfigurationError
+
+
+def test_rows_that_cannot_all_progress_within_sixteen_steps_are_refused() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(overrides=["engine.max_step_tokens=4", "engine.max_rows=49"])
+    message = str(caught.value)
+    assert message.startswith("--set: engine.max_rows: 49 + 16 is more than the 64")
+    assert "engine.max_step_tokens = 4" in message
+
+
+def test_rows_that_just_fit_are_accepted() -> None:
+    config = load_config(overrides=["engine.max_step_tokens=4", "engine.max_rows=48"])
+    assert config.engine.max_rows == 48
+
+
+def test_whatever_was_said_last_is_blamed_for_a_combination() -> None:
+    Path("config.yaml").write_text("engine: {max_rows: 64}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"^OCTAVO_ENGINE__MAX_STEP_TOKENS: "):
+        load_config(None, {"OCTAVO_ENGINE__MAX_STEP_TOKENS": "1"})
+
+
+def test_a_pool_smaller_than_one_full_request_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_pool(Config(), total_blocks=512, block_size=16, max_model_len=8193)
+    message = str(caught.value)
+    assert message.startswith("engine.kv_memory: 512 blocks of 16 tokens are fewer than the 513")
+    assert "model.max_model_len = 8193" in message
+
+
+def test_a_simulated_pool_is_refused_under_the_knob_that_sizes_it() -> None:
+    config = Config(engine=EngineConfig(backend="simulated"))
+    with pytest.raises(ConfigurationError, match=r"^engine\.simulated\.total_blocks: "):
+        check_pool(config, total_blocks=1, block_size=16, max_model_len=17)
+
+
+def test_a_pool_of_exactly_one_full_request_is_accepted() -> None:
+    assert check_pool(Config(), total_blocks=512, block_size=16, max_model_len=8192) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (ModelConfig(), "smollm2-135m-instruct"),
+        (ModelConfig(path="weights/My-Model.Q8_0.gguf"), "My-Model.Q8_0"),
+        (ModelConfig(path="a.gguf", name="house-model"), "house-model"),
+    ],
+)
+def test_the_served_name_is_given_or_derived(model: ModelConfig, name: str) -> None:
+    assert model.served_name == name

@@ -1,0 +1,53 @@
+"""Policies with parameters, for tests of the loader."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from policies.base import Policy, Services
+
+
+class Sample(Policy):
+    """One parameter of each kind that a configuration can give."""
+
+    def __init__(
+        self,
+        *,
+        services: Services,
+        window: int = 8,
+        factor: float = 1.0,
+        classes: tuple[str, ...] = (),
+        weights: dict[str, float] | None = None,
+        order: Literal["oldest", "newest"] = "oldest",
+    ) -> None:
+        super().__init__(services=services)
+        if window < 0:
+            raise ValueError(f"window must not be negative, got {window}")
+        self.given = (window, factor, classes, weights, order)
+
+
+class Needy(Policy):
+    """A parameter without a default."""
+
+    def __init__(self, *, services: Services, quota: int) -> None:
+        super().__init__(services=services)
+        self.quota = quota
+
+
+class Inheriting(Sample):
+    """Hands unknown parameters on to its parent."""
+
+    def __init__(self, *, services: Services, extra: bool = False, **params: Any) -> None:
+        super().__init__(services=services, **params)
+        self.extra = extra
+
+
+class Unwritable(Policy):
+    """A parameter that no configuration can give."""
+
+    def __init__(self, *, services: Services, other: Policy | None = None) -> None:
+        super().__init__(services=services)
+
+
+class NotAPolicy:
+    """Only looks like one."""
