@@ -1,0 +1,91 @@
+"""One sequence's way from token ids to the text deltas that a client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.text.detokenizer import Detokenizer
+from app.text.stops import StopMatcher
+from app.text.tokenizer import Tokenizer
+from engine.outputs import Finish, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one token adds.
+
+    text: may be "" (half a character, or perhaps the beginning of a stop string).
+    tokens: completion tokens up to and including this one, those without text counted as well.
+    finish_reason: "stop" or "length" on the last delta, else None. stop_reason: the stop string or
+    the stop token id that ended the sequence; None for the model's own end and for "length".
+    """
+
+    token: int
+    text: str
+    tokens: int
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class SequenceText:
+    """Detokenises one sequence, finds its stop strings and counts its tokens.
+
+    Each token gives exactly one delta, so the caller can attach that token's logprobs to it. When
+    `done` with a stop string in `stop_reason`, the engine still has to be told to end the sequence
+    at the delta's `tokens`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        """Raises ValueError for an empty stop string."""
+        self._eos_ids = tokenizer.eos_ids
+        self._detokenizer = Detokenizer(tokenizer, skip_special)
+        self._matcher = StopMatcher(stops, include_stop)
+        self._tokens = 0
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the last delta has been made."""
+        return self._done
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens so far; once done, those of the finished sequence."""
+        return self._tokens
+
+    def push(self, token: int, finish: Finish | None = None) -> Delta:
+        """Add the next token; `finish` comes with the last one the engine made.
+
+        A token that itself ends the sequence counts but has no text. Tokens after the end are
+        ignored: their deltas are empty.
+        """
+        if self._done:
+            return Delta(token, "", self._tokens)
+        self._tokens += 1
+        ended_by_token = finish is not None and finish.stop_token is not None
+        text, stop = self._matcher.feed("" if ended_by_token else self._detokenizer.feed(token))
+        if stop is None and finish is not None:
+            rest, stop = self._matcher.feed(self._detokenizer.flush())
+            text += rest + self._matcher.flush()
+        if stop is not None:
+            return self._end(token, text, FinishReason.STOP, stop)
+        if finish is not None:
+            return self._end(token, text, finish.reason, self._stop_id(finish))
+        return Delta(token, text, self._tokens)
+
+    def _stop_id(self, finish: Finish) -> int | None:
+        return None if finish.stop_token in self._eos_ids else finish.stop_token
+
+    def _end(
+        self, token: int, text: str, reason: FinishReason, stop_reason: str | int | None
+    ) -> Delta:
+        self._done = True
+        return Delta(token, text, self._tokens, reason.value, stop_reason)
