@@ -42,6 +42,8 @@ class Shield:
         texts = sorted((text for text in control if len(text) > 1), key=len, reverse=True)
         self._starts = frozenset(text[:end] for text in texts for end in range(1, len(text)))
         self._ends = frozenset(text[start:] for text in texts for start in range(1, len(text)))
+        self._first_chars = frozenset(text[0] for text in texts)
+        self._last_chars = frozenset(text[-1] for text in texts)
         self._longest = max(map(len, texts), default=0)
         self._whole = _any_of(re.escape(text) for text in texts)
         # Matches the first character only, so that an occurrence inside another is found as well.
@@ -81,12 +83,22 @@ class Shield:
     def _cover_string(self, text: str, mark: str) -> str:
         text = self._first.sub(lambda match: match[0] + mark, text)
         body = text.rstrip()
-        if any(body[-size:] in self._starts for size in range(1, self._longest)):
+        if self._ends_in_a_start(body):
             text = body + mark + text[len(body) :]
         body = text.lstrip()
-        if any(body[:size] in self._ends for size in range(1, self._longest)):
+        if self._starts_in_an_end(body):
             text = text[: len(text) - len(body)] + mark + body
         return text
+
+    def _ends_in_a_start(self, body: str) -> bool:
+        if self._first_chars.isdisjoint(body[-self._longest :]):
+            return False
+        return any(body[-size:] in self._starts for size in range(1, self._longest))
+
+    def _starts_in_an_end(self, body: str) -> bool:
+        if self._last_chars.isdisjoint(body[: self._longest]):
+            return False
+        return any(body[:size] in self._ends for size in range(1, self._longest))
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -26,6 +26,7 @@ class StopMatcher:
         self._automata = [_Automaton(stop) for stop in dict.fromkeys(stops)]
         self._begin = re.compile("|".join(re.escape(char) for char in {s[0] for s in stops}))
         self._include = include
+        self._open = False  # whether the text read so far ends inside a stop
         self._found: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
@@ -35,7 +36,7 @@ class StopMatcher:
         """
         if self._found is not None:
             return "", self._found
-        if not self._automata:
+        if not self._automata or not (self._open or self._begin.search(text)):
             return text, None
         stop, held = self._held()
         read, self._found = self._scan(text)
@@ -47,12 +48,10 @@ class StopMatcher:
         return stop[: min(safe, held)] + text[: max(safe - held, 0)], self._found
 
     def flush(self) -> str:
-        """End the text: returns what was held back."""
-        if self._found is not None or not self._automata:
+        """End the text: returns what was held back. Nothing may be fed after it."""
+        if self._found is not None or not self._open:
             return ""
         stop, held = self._held()
-        for automaton in self._automata:
-            automaton.matched = 0
         return stop[:held]
 
     def _held(self) -> tuple[str, int]:
@@ -62,26 +61,26 @@ class StopMatcher:
 
     def _scan(self, text: str) -> tuple[int, str | None]:
         """Read `text` up to the first complete stop; returns how far, and the stop."""
-        open_stops = any(automaton.matched for automaton in self._automata)
         position = 0
         while position < len(text):
-            if not open_stops:
+            if not self._open:
                 begin = self._begin.search(text, position)
                 if begin is None:
                     break
                 position = begin.start()
-            open_stops, complete = self._step(text[position])
+            complete = self._step(text[position])
             position += 1
             if complete is not None:
                 return position, complete
         return len(text), None
 
-    def _step(self, char: str) -> tuple[bool, str | None]:
-        """Read one character; returns whether a stop has begun, and the longest one complete."""
+    def _step(self, char: str) -> str | None:
+        """Read one character; returns the longest stop that it completes."""
         for automaton in self._automata:
             automaton.read(char)
+        self._open = any(automaton.matched for automaton in self._automata)
         complete = (automaton.stop for automaton in self._automata if automaton.complete)
-        return any(a.matched for a in self._automata), max(complete, key=len, default=None)
+        return max(complete, key=len, default=None)
 
 
 class _Automaton:
