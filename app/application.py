@@ -1,0 +1,81 @@
+"""The ASGI application: routes, error shapes, and what goes around each request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Lifespan
+
+from app.errors import ApiError
+from app.generation import prepare_chat, prepare_completion
+from app.middleware import FrontDoor
+from app.record import record_of
+from app.routes.generate import generate
+from app.routes.models import get_model, list_models
+from app.routes.status import health, metrics, version
+from app.routes.tokens import detokenize, tokenize
+from app.service import Service
+from app.stream import tame_sse_starlette
+
+
+def create_application(service: Service, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+    """Put the HTTP side together.
+
+    `lifespan` starts and stops what `service` needs (engine thread, bridge, executor); the
+    application itself holds nothing. Metrics listen to the bridge from here on.
+    """
+    tame_sse_starlette()
+    service.bridge.add_observer(service.metrics.observe)
+    application = Starlette(
+        routes=_routes(service),
+        middleware=[Middleware(FrontDoor, metrics=service.metrics)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+        lifespan=lifespan,
+    )
+    application.router.redirect_slashes = False
+    return application
+
+
+def _routes(service: Service) -> list[Route]:
+    def get(path: str, endpoint: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+        return Route(path, partial(endpoint, service), methods=["GET"])
+
+    def post(path: str, endpoint: Callable[..., Awaitable[Any]], *arguments: Any) -> Route:
+        return Route(path, partial(endpoint, service, *arguments), methods=["POST"])
+
+    return [
+        post("/v1/chat/completions", generate, prepare_chat),
+        post("/v1/completions", generate, prepare_completion),
+        get("/v1/models", list_models),
+        get("/v1/models/{id:path}", get_model),
+        post("/tokenize", tokenize),
+        post("/detokenize", detokenize),
+        get("/health", health),
+        get("/version", version),
+        get("/metrics", metrics),
+    ]
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    record_of(request.scope).error = error.code
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself has to say: no such path (404), not this method (405)."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    message = f"{request.method} {request.url.path[:120]}: {error.detail}."
+    headers = dict(error.headers or {})
+    return await _api_error(
+        request, ApiError(error.status_code, message, code=code, headers=headers)
+    )

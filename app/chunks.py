@@ -1,0 +1,162 @@
+"""Stream frames as bytes: templates with the text escaped into them.
+
+    data: {"id":…,"choices":[{"index":0,"delta":{"content":"Hel"},…}]}\\n\\n
+
+Lines end with LF, and there is no `id:`, no `retry:` and no comment inside an event: clients in
+the field split on "\\n\\n" and read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What every chunk of a reply repeats: the reply's id, when it was made, and by which model."""
+
+    id: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; cached ones are prompt tokens that were not computed again."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+
+    def render(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How an endpoint spells a chunk: the object name and what stands around a piece of text."""
+
+    object: str
+    first: bytes
+    later: bytes
+    close: bytes
+    silent: bytes
+
+
+CHAT_STYLE = Style(
+    object="chat.completion.chunk",
+    first=b'"delta":{"role":"assistant","content":',
+    later=b'"delta":{"content":',
+    close=b"}",
+    silent=b'"delta":{}',
+)
+COMPLETION_STYLE = Style(
+    object="text_completion", first=b'"text":', later=b'"text":', close=b"", silent=b'"text":""'
+)
+
+
+class Chunks:
+    """The frames of one stream."""
+
+    def __init__(self, style: Style, identity: Identity, *, usage: bool) -> None:
+        """`usage`: the stream ends with a usage chunk, and until then chunks say `usage: null`."""
+        self._style = style
+        head = {
+            "id": identity.id,
+            "object": style.object,
+            "created": identity.created,
+            "model": identity.model,
+            "system_fingerprint": None,
+        }
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._tail = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
+        self._started: set[int] = set()
+
+    def frame(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> bytes:
+        """One chunk of sequence `index`; the first one of a chat also says who speaks."""
+        opening = self._style.later
+        if index not in self._started:
+            self._started.add(index)
+            opening = self._style.first
+        return b"".join(
+            (
+                self._head,
+                b'{"index":%d,' % index,
+                opening,
+                orjson.dumps(text),
+                self._style.close,
+                b',"logprobs":',
+                b"null" if logprobs is None else orjson.dumps(logprobs),
+                _ending(finish_reason, stop_reason),
+                self._tail,
+            )
+        )
+
+    def silence(self) -> bytes:
+        """A chunk that adds nothing, for clients that count comments as silence."""
+        ending = _ending(None, None)
+        return b"".join(
+            (
+                self._head,
+                b'{"index":0,',
+                self._style.silent,
+                b',"logprobs":null',
+                ending,
+                self._tail,
+            )
+        )
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk where usage was asked for."""
+        return self._head + b'],"usage":' + orjson.dumps(usage.render()) + b"}\n\n"
+
+
+def error_event(body: bytes) -> bytes:
+    """How a stream that has begun fails; `body` is the JSON that a response would have had."""
+    return b"event: error\ndata: " + body + b"\n\n"
+
+
+def completion_body(
+    object: str, identity: Identity, choices: Sequence[dict[str, Any]], usage: Usage
+) -> bytes:
+    """The body of a reply that is not streamed."""
+    return orjson.dumps(
+        {
+            "id": identity.id,
+            "object": object,
+            "created": identity.created,
+            "model": identity.model,
+            "choices": choices,
+            "usage": usage.render(),
+            "system_fingerprint": None,
+        }
+    )
+
+
+def _ending(finish_reason: str | None, stop_reason: str | int | None) -> bytes:
+    if finish_reason is None:
+        return b',"finish_reason":null'
+    return b',"finish_reason":%b,"stop_reason":%b' % (
+        orjson.dumps(finish_reason),
+        orjson.dumps(stop_reason),
+    )

@@ -1,0 +1,147 @@
+"""Errors as clients see them: a status and OpenAI's four-key body.
+
+{"error": {"message": str, "type": str, "param": str | null, "code": str | null}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import orjson
+from starlette.responses import Response
+
+from engine.outputs import Failure, FailureKind
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+OVERLOADED = "overloaded_error"
+
+RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 59
+"""Some clients do not retry at all when they are told to wait for a minute or more."""
+
+
+class ApiError(Exception):
+    """A request that ends in an error; `param` is the path of the field to blame, if one is."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        type: str = INVALID_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON body; the same bytes are the data of an error event in a stream."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+    def response(self) -> Response:
+        return Response(
+            self.body(), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """400: the client has to change the request."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def context_exceeded(limit: int, prompt: str, param: str, completion: int = 0) -> ApiError:
+    """400 in the words that client libraries look for.
+
+    `prompt` says how long the prompt is ("9000", "at least 9000"), in tokens.
+    """
+    asked = f", and {completion} more are asked for" if completion else ""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {limit} tokens. "
+        f"However, the prompt has {prompt} tokens{asked}; "
+        "the prompt and at least one generated token must fit.",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
+def model_not_found(model: str) -> ApiError:
+    return ApiError(
+        404,
+        f"The model {_shortened(model)!r} does not exist.",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def overloaded(message: str, retry_after: float | None) -> ApiError:
+    """429: as many requests are open as the server takes."""
+    return ApiError(
+        429,
+        sentence(message),
+        code="queue_full",
+        type=OVERLOADED,
+        headers=retry_headers(retry_after),
+    )
+
+
+def not_ready(failure: Failure) -> ApiError:
+    """503: starting, draining, or the engine has stopped; nothing was tried."""
+    draining = failure.kind is FailureKind.SHUTTING_DOWN
+    return ApiError(
+        503,
+        sentence(failure.message),
+        code="shutting_down" if draining else "not_ready",
+        type=SERVER_ERROR,
+        headers=retry_headers(failure.retry_after),
+    )
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """Translate the engine's verdict on a request."""
+    kind, message = failure.kind, sentence(failure.message)
+    if kind is FailureKind.NEVER_FITS:
+        return invalid(message, code="context_length_exceeded")
+    if kind is FailureKind.ENGINE_FAULT:
+        return ApiError(500, message, code="internal_error", type=SERVER_ERROR)
+    retry = retry_headers(failure.retry_after)
+    if kind is FailureKind.SHED:
+        return ApiError(429, message, code="queue_full", type=OVERLOADED, headers=retry)
+    if kind is FailureKind.SHUTTING_DOWN:
+        return ApiError(503, message, code="shutting_down", type=SERVER_ERROR, headers=retry)
+    # Past its deadline in the queue: trying again at once would only lengthen the queue.
+    headers = {**retry, "x-should-retry": "false"}
+    return ApiError(503, message, code="deadline_exceeded", type=SERVER_ERROR, headers=headers)
+
+
+def retry_headers(retry_after: float | None) -> dict[str, str]:
+    """`retry-after` in whole seconds (RFC 9110) and in milliseconds, clamped to 1..59 s."""
+    wanted = retry_after if retry_after is not None and math.isfinite(retry_after) else 0.0
+    seconds = min(max(wanted, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
+    return {
+        "retry-after": str(math.ceil(seconds)),
+        "retry-after-ms": str(math.ceil(seconds * 1000)),
+    }
+
+
+def _shortened(text: str, limit: int = 120) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def sentence(text: str) -> str:
+    """As it is shown to clients: a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,77 @@
+"""Log-probabilities in the two shapes of OpenAI's API.
+
+The numbers are of the raw logits: the same whatever temperature, bias or truncation is asked for.
+Text that a stop string cuts off keeps its entries: there is one for each generated token.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from engine.controls import TokenLogprobs
+
+TokenBytes: TypeAlias = Callable[[int], bytes]
+Entry: TypeAlias = tuple[int, TokenLogprobs]
+"""A generated token and what is known about its position."""
+
+
+def token_text(data: bytes) -> str:
+    """A token as text; one that is not valid UTF-8 by itself as `bytes:\\xf0\\x9f`."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class ChatLogprobs:
+    """`choices[].logprobs` of chat: a list of entries with their alternatives, best first."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+
+    def render(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        return {"content": [self._entry(*entry) for entry in entries], "refusal": None}
+
+    def _entry(self, token: int, known: TokenLogprobs) -> dict[str, Any]:
+        top = [self._one(other, logprob) for other, logprob in known.top]
+        return {**self._one(token, known.logprob), "top_logprobs": top}
+
+    def _one(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._token_bytes(token)
+        return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of completions: parallel lists.
+
+    `top_logprobs` holds the best tokens and the chosen one. `text_offset` is where the token's
+    text begins, in characters of the choice's whole text; so there is one object a sequence.
+    """
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def render(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        return {
+            "tokens": [self._text(token) for token, _ in entries],
+            "token_logprobs": [known.logprob for _, known in entries],
+            "top_logprobs": [self._top(token, known) for token, known in entries],
+            "text_offset": [self._advance(token) for token, _ in entries],
+        }
+
+    def _text(self, token: int) -> str:
+        return token_text(self._token_bytes(token))
+
+    def _top(self, token: int, known: TokenLogprobs) -> dict[str, float]:
+        top = {self._text(other): logprob for other, logprob in known.top}
+        top.setdefault(self._text(token), known.logprob)
+        return top
+
+    def _advance(self, token: int) -> int:
+        start = self._offset
+        self._offset += len(self._decoder.decode(self._token_bytes(token)))
+        return start

@@ -1,0 +1,84 @@
+"""What happens around every HTTP request: its id, its log line, its metrics, its last resort."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from time import perf_counter
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import SERVER_ERROR, ApiError
+from app.logs import log_request
+from app.metrics import UNMATCHED, Metrics
+from app.record import CLIENT_CLOSED_REQUEST, KEY, Record
+
+REQUEST_ID = "x-request-id"
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+log = logging.getLogger("octavo.http")
+
+
+class FrontDoor:
+    """Pure ASGI, so that streaming and cancellation pass through untouched.
+
+    A request id from outside is for logs and the reply's header only; the engine has its own ids,
+    so it does not matter if a client sends one twice.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = perf_counter()
+        record = scope[KEY] = Record(_request_id(scope))
+        send = _labelled(send, record)
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnect:
+            record.client_disconnected = True
+        except Exception:
+            await self._apologise(scope, receive, send, record)
+        finally:
+            self._close(scope, record, perf_counter() - started)
+
+    async def _apologise(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
+        """A bug: say so, if it is not too late; a reply that has begun can only be cut short."""
+        log.exception("request %s failed", record.request_id)
+        record.error = "internal_error"
+        if record.status:
+            raise
+        error = ApiError(500, "Internal error.", code="internal_error", type=SERVER_ERROR)
+        await error.response()(scope, receive, send)
+
+    def _close(self, scope: Scope, record: Record, duration: float) -> None:
+        route = getattr(scope.get("route"), "path", UNMATCHED)
+        if not record.status:
+            record.status = CLIENT_CLOSED_REQUEST
+            record.client_disconnected = True
+        self._metrics.count_http(route, scope["method"], record.status)
+        log_request(record.line(route, duration))
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get(REQUEST_ID, "")
+    return given if _VALID_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _labelled(send: Send, record: Record) -> Send:
+    """Put the request id into the reply's head and remember its status."""
+
+    async def labelled(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            MutableHeaders(scope=message)[REQUEST_ID] = record.request_id
+        await send(message)
+
+    return labelled

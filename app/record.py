@@ -1,0 +1,55 @@
+"""What is known of one HTTP request, gathered on its way for its log line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from app.logs import RequestLine
+
+KEY = "octavo.record"
+
+CLIENT_CLOSED_REQUEST = 499
+"""The status in logs and metrics of a request whose client left before it was answered."""
+
+
+@dataclass(slots=True)
+class Record:
+    """Filled in by whoever learns something; `status` 0: no answer was begun."""
+
+    request_id: str
+    status: int = 0
+    model: str | None = None
+    stream: bool = False
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    client_disconnected: bool = False
+    error: str | None = None
+
+    def line(self, route: str, duration: float) -> RequestLine:
+        """The finished log line; `duration` in seconds."""
+        return RequestLine(
+            request_id=self.request_id,
+            route=route,
+            status=self.status,
+            model=self.model,
+            stream=self.stream,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            finish_reason=self.finish_reason,
+            queue_s=self.queue_s,
+            ttft_s=self.ttft_s,
+            duration_s=duration,
+            client_disconnected=self.client_disconnected,
+            error=self.error,
+        )
+
+
+def record_of(scope: Scope) -> Record:
+    """The record of the request that `scope` belongs to."""
+    record: Record = scope[KEY]
+    return record

@@ -1,0 +1,1 @@
+"""Requests as they come over the wire, checked."""

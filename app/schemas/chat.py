@@ -1,0 +1,97 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from app.schemas.parsing import WireModel, refused, unsupported
+from app.schemas.sampling import Generate, PositiveInt
+
+PART_SEPARATOR = "\n"
+
+
+def flatten(content: Any) -> Any:
+    """Turn a list of text parts into one string, the parts joined by a line break."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refused("must be a string or a list of text parts")
+    return PART_SEPARATOR.join(_text_of(index, part) for index, part in enumerate(content))
+
+
+def _text_of(index: int, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise refused(f"part {index} must be an object")
+    if part.get("type") != "text":
+        kind = str(part.get("type"))[:40]
+        raise unsupported(f"part {index} has type {kind!r}; only text parts are supported")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise refused(f"part {index} must have a string `text`")
+    return text
+
+
+class ChatMessage(WireModel):
+    """One turn. An assistant turn that consists of tool calls may lack content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: list[Any] | None = None
+    content: Annotated[str | None, BeforeValidator(flatten)] = Field(None, validate_default=True)
+
+    @field_validator("content")
+    @classmethod
+    def _has_content(cls, content: str | None, info: ValidationInfo) -> str:
+        if content is not None:
+            return content
+        if info.data.get("role") == "assistant" and info.data.get("tool_calls"):
+            return ""
+        raise refused("must be a string or a list of text parts")
+
+    def for_template(self) -> dict[str, str]:
+        """The turn as chat templates read it: they know `system`, not `developer`."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.content or ""}
+
+
+Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+class ChatRequest(Generate):
+    messages: Messages
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tool_choice: Any = None
+    response_format: Any = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and "logprobs" in info.data and not info.data["logprobs"]:
+            raise refused("top_logprobs need logprobs: true")
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _no_forced_tool(cls, value: Any) -> Any:
+        if value not in (None, "none", "auto"):
+            raise unsupported("only 'none' and 'auto' are supported")
+        return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _plain_text(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
+            raise unsupported("only {'type': 'text'} is supported")
+        return value
+
+    @property
+    def token_limit(self) -> int | None:
+        """The newer name wins where both are given."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,106 @@
+"""From body bytes to a checked model, or to an error that names the field."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from app.errors import ApiError, invalid
+
+log = logging.getLogger("octavo.schemas")
+
+IGNORED = frozenset(
+    {
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "safety_identifier",
+        "verbosity",
+        "reasoning_effort",
+        "prediction",
+        "modalities",
+        "tools",
+        "parallel_tool_calls",
+    }
+)
+"""OpenAI's fields that change nothing here; accepted even when fields are checked strictly."""
+
+UNSUPPORTED = "unsupported_value"
+_CODES = frozenset({UNSUPPORTED, "invalid_value"})
+_OBJECT_TYPES = frozenset({"model_type", "model_attributes_type", "dict_type"})
+
+
+class WireModel(BaseModel):
+    """A JSON object from a client: no type coercion; unknown fields are kept apart."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
+
+
+Model = TypeVar("Model", bound=WireModel)
+
+
+def parse(model: type[Model], body: bytes, *, strict_fields: bool) -> Model:
+    """Read and check a JSON body.
+
+    Raises ApiError (400) for what is not JSON, not an object, or has a field of a wrong type or
+    out of range, and with `strict_fields` for fields that nobody reads.
+    """
+    document = _loads(body)
+    try:
+        request = model.model_validate(document)
+    except ValidationError as error:
+        raise _from_validation(error) from None
+    unknown = sorted((request.model_extra or {}).keys() - IGNORED)
+    if unknown and strict_fields:
+        name = unknown[0]
+        raise invalid(f"Unknown parameter: {name[:120]!r}.", name[:120], "unknown_parameter")
+    if unknown:
+        log.debug("ignored fields: %s", [name[:120] for name in unknown[:16]])
+    return request
+
+
+def unsupported(message: str) -> PydanticCustomError:
+    """To be raised in a validator: legal in OpenAI's API, not supported here."""
+    return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": message})
+
+
+def refused(message: str) -> PydanticCustomError:
+    """To be raised in a validator: never legal."""
+    return PydanticCustomError("invalid_value", "{reason}", {"reason": message})
+
+
+def _loads(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_json")
+    return document
+
+
+def _from_validation(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = _path(first["loc"])
+    reason = "must be an object" if first["type"] in _OBJECT_TYPES else first["msg"]
+    return invalid(f"{param}: {reason}." if param else f"{reason}.", param, _code(first))
+
+
+def _code(error: ErrorDetails) -> str:
+    if error["type"] in _CODES:
+        return error["type"]
+    if error["type"] == "missing":
+        return "missing_required_parameter"
+    return "invalid_type" if error["type"].endswith("_type") else "invalid_value"
+
+
+def _path(parts: Iterable[int | str]) -> str | None:
+    return ".".join(str(part)[:120] for part in parts) or None

@@ -1,0 +1,117 @@
+"""The fields that chat and completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic.functional_validators import field_validator
+
+from app.schemas.parsing import WireModel, refused, unsupported
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def only(default: float, name: str) -> AfterValidator:
+    """Accept `default` alone: the field exists, its other values are not supported yet."""
+
+    def check(value: float) -> float:
+        if value != default:
+            raise unsupported(f"{name} other than {default:g} is not supported")
+        return value
+
+    return AfterValidator(check)
+
+
+def number(minimum: float, maximum: float) -> Any:
+    return Field(ge=minimum, le=maximum, allow_inf_nan=False)
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise refused("must be a string or a list of strings")
+    return value
+
+
+def _no_empty_stop(value: list[str]) -> list[str]:
+    if "" in value:
+        raise refused("a stop string must not be empty")
+    return value
+
+
+def _keyed_by_ids(value: dict[str, float]) -> dict[str, float]:
+    if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in value):
+        raise refused("the keys must be token ids")
+    return value
+
+
+PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+Penalty: TypeAlias = Annotated[float, number(-2, 2)]
+StopStrings: TypeAlias = Annotated[
+    list[str], Field(fail_fast=True), BeforeValidator(_as_list), AfterValidator(_no_empty_stop)
+]
+TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
+Bias: TypeAlias = Annotated[
+    dict[str, Annotated[float, number(-100, 100)]], AfterValidator(_keyed_by_ids)
+]
+
+
+class StreamOptions(WireModel):
+    include_usage: bool | None = None
+
+
+class Generate(WireModel):
+    """What may be asked of a generation. None and absent mean the same everywhere."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: PositiveInt | None = None
+    min_tokens: Count | None = None
+    temperature: Annotated[float, number(0, 2)] | None = None
+    top_p: Annotated[float, number(0, 1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, number(0, 1)] | None = None
+    seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Bias | None = None
+    n: Annotated[PositiveInt, only(1, "n")] | None = None
+    presence_penalty: Annotated[Penalty, only(0, "presence_penalty")] | None = None
+    frequency_penalty: Annotated[Penalty, only(0, "frequency_penalty")] | None = None
+    repetition_penalty: (
+        Annotated[float, Field(gt=0, allow_inf_nan=False), only(1, "repetition_penalty")] | None
+    ) = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _needs_stream(
+        cls, value: StreamOptions | None, info: ValidationInfo
+    ) -> StreamOptions | None:
+        if value is not None and "stream" in info.data and not info.data["stream"]:
+            raise refused("stream_options are allowed only with stream: true")
+        return value
+
+    @property
+    def bias(self) -> dict[int, float]:
+        """logit_bias by token id; JSON only knows strings as keys."""
+        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens to generate at most, as the client said."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log-probabilities to report beside the chosen token's; None for no report at all."""
+        raise NotImplementedError
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

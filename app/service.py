@@ -1,0 +1,70 @@
+"""What the routes need to know, in one frozen record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from app.bridge import Bridge
+from app.config.schema import LimitsConfig, SseConfig
+from app.errors import model_not_found
+from app.metrics import Metrics
+from app.text.template import ChatTemplate
+from app.text.tokenizer import Tokenizer
+from engine.clock import Clock
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+SMALL_INPUT = 4096
+"""Bytes that are read, templated and tokenised in less time than handing them over takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One served model and the way to its engine.
+
+    model_id: its name in the API. created: Unix seconds at which it was loaded. max_model_len:
+    tokens of a request at most, prompt and answer together. clock: the engine's. executor: where
+    large inputs are read. max_body_bytes: larger bodies are refused.
+    """
+
+    model_id: str
+    created: int
+    max_model_len: int
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    bridge: Bridge
+    clock: Clock
+    executor: Executor
+    limits: LimitsConfig
+    sse: SseConfig
+    metrics: Metrics
+    version: str
+    max_body_bytes: int
+    strict_fields: bool = False
+
+    async def off_loop(
+        self,
+        size: int,
+        work: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """Do `work` on an input of `size` bytes: small ones here, large ones in the executor."""
+        if size <= SMALL_INPUT:
+            return work(*args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.executor, partial(work, *args, **kwargs))
+
+    def require_model(self, name: str | None) -> None:
+        """Check the model that a request names; None is the one that is served.
+
+        Raises ApiError (404) for any other.
+        """
+        if name is not None and name != self.model_id:
+            raise model_not_found(name)

@@ -1,0 +1,173 @@
+"""The whole HTTP side on a real socket, with a scripted or simulated engine behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import uvicorn
+from support.engines import services
+
+from app.application import create_application
+from app.bridge import Bridge
+from app.config.schema import LimitsConfig, SseConfig
+from app.metrics import Metrics
+from app.service import Service
+from app.text.template import ChatTemplate
+from app.text.tokenizer import ByteTokenizer, Tokenizer
+from engine.backends.base import Backend
+from engine.backends.scripted import ScriptedBackend
+from engine.blocks import BlockPool
+from engine.clock import MonotonicClock
+from engine.controls import SampleRow
+from engine.cost import LinearCost
+from engine.loop import Engine
+from engine.scheduler import Limits, Scheduler
+from engine.thread import EngineThread
+from policies.fcfs import FCFS
+
+MODEL = "bytes"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+
+
+def saying(text: str, eos: int = 257) -> Any:
+    """A script that answers every prompt with `text`, then ends, over the byte tokenizer."""
+    answer = [*text.encode(), eos]
+
+    def script(row: SampleRow) -> int:
+        return answer[min(row.position - row.prompt_length, len(answer) - 1)]
+
+    return script
+
+
+class House:
+    """A served engine. `client` speaks to it; the parts stand open for tests to look into."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None = None,
+        template: ChatTemplate | None | str = "own",
+        backend: Backend | None = None,
+        model_len: int = 256,
+        blocks: int = 64,
+        rows: int = 8,
+        step_tokens: int = 64,
+        max_open: int = 64,
+        max_lag: int = 4096,
+        limits: Mapping[str, Any] | None = None,
+        sse: Mapping[str, Any] | None = None,
+        strict_fields: bool = False,
+        max_body_bytes: int = 1 << 20,
+        **scripted: Any,
+    ) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
+        self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
+        self.pool = BlockPool(blocks)
+        self.scheduler = Scheduler(
+            FCFS(services=services()), self.pool, Limits(step_tokens, rows, model_len)
+        )
+        self.clock = MonotonicClock()
+        self.metrics = Metrics()
+        self.thread = EngineThread(
+            Engine(
+                scheduler=self.scheduler,
+                backend=self.backend,
+                clock=self.clock,
+                cost=LinearCost(),
+                emit=self.bridge.emit,
+            )
+        )
+        self.executor = ThreadPoolExecutor(2)
+        own = ChatTemplate.for_tokenizer(self.tokenizer)
+        self.service = Service(
+            model_id=MODEL,
+            created=1_700_000_000,
+            max_model_len=model_len,
+            tokenizer=self.tokenizer,
+            template=own if template == "own" else template,  # type: ignore[arg-type]
+            bridge=self.bridge,
+            clock=self.clock,
+            executor=self.executor,
+            limits=LimitsConfig(**(limits or {})),
+            sse=SseConfig(**(sse or {})),
+            metrics=self.metrics,
+            version="0.0.0",
+            max_body_bytes=max_body_bytes,
+            strict_fields=strict_fields,
+        )
+        self.application = create_application(self.service)
+        self.port = 0
+        self.client: httpx2.AsyncClient = None  # type: ignore[assignment]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
+        """Post JSON, or bytes as they are."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        return await self.client.post(path, content=content, headers=headers, **options)
+
+    async def idle(self) -> None:
+        """Wait until nobody is served, then assert that nothing leaked."""
+        await until(lambda: self.bridge.open_requests == 0 and self.scheduler.live == 0)
+        self.scheduler.check()
+        assert self.pool.free == self.pool.total
+
+    async def probe(self) -> None:
+        """Assert that the server still answers."""
+        reply = await self.post(COMPLETIONS, {"prompt": "2+2=", "max_tokens": 4})
+        assert reply.status_code == 200, reply.text
+
+
+async def until(holds: Any, seconds: float = 10.0) -> None:
+    """Wait for a condition; fail if it does not come true."""
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[House]:
+    """A house that is served on a free port of loopback; everything is checked when it closes."""
+    house = House(**options)
+    house.bridge.start(house.thread)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            house.application, port=0, log_config=None, lifespan="off", timeout_keep_alive=60
+        )
+    )
+    serve = asyncio.ensure_future(server.serve())
+    await until(lambda: server.started or serve.done())
+    house.port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx2.AsyncClient(base_url=house.url, timeout=20) as house.client:
+            yield house
+    finally:
+        await house.bridge.stop(grace=5)
+        server.should_exit = True
+        await serve
+        house.executor.shutdown()
+
+
+def events(raw: bytes) -> list[bytes]:
+    """The events of a stream, as whoever splits on blank lines sees them."""
+    assert raw.endswith(b"\n\n")
+    return raw.removesuffix(b"\n\n").split(b"\n\n")
+
+
+def chunks(raw: bytes) -> list[dict[str, Any]]:
+    """The JSON chunks of a stream that ended well."""
+    *data, done = events(raw)
+    assert done == b"data: [DONE]"
+    assert all(event.startswith(b"data: ") for event in data)
+    return [json.loads(event.removeprefix(b"data: ")) for event in data]
