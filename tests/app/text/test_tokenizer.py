@@ -1,6 +1,7 @@
 """Tokenizers: equal to the reference, reversible, and deaf to control tokens in plain text."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_smollm2_never_yields_a_control_token(smollm2):
         assert smollm2.token_bytes(token) == text.encode()
 
 
+@pytest.fixture
+def eager_switching():
+    """Threads that want the interpreter get it within microseconds, if its holder can let go."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_switching")
 def test_encoding_leaves_the_interpreter_to_other_threads(smollm2):
     """While one thread encodes a megabyte this one keeps counting."""
     worker = threading.Thread(target=smollm2.encode, args=("The quick brown fox. " * 50_000,))
@@ -58,7 +69,7 @@ def test_encoding_leaves_the_interpreter_to_other_threads(smollm2):
     turns = 0
     while worker.is_alive():
         turns += 1
-    assert turns > 10_000
+    assert turns > 100_000
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "good \udc00 bad", "é\ud800"])
