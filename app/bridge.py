@@ -122,20 +122,31 @@ class Bridge:
         self._thread = thread
         thread.start()
 
+    def drain(self, grace: float | None = None) -> None:
+        """Refuse new requests from now on; fail those still open after `grace` seconds."""
+        self._draining = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
+        if grace is not None and self._loop is not None:
+            self._loop.call_later(grace, self._end)
+
+    def drain_soon(self, grace: float) -> None:
+        """`drain`, from a signal handler or another thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.drain, grace)
+
     async def stop(self, grace: float) -> None:
-        """Take no more requests, let open ones end within `grace` seconds, end the thread."""
+        """Drain, let open requests end within `grace` seconds, end the thread."""
         self.drain()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace)
-        thread = self._thread
-        if thread is not None:
-            thread.post(Stop())
-            await asyncio.to_thread(thread.join)
+        self._end()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
             self._deliver()
 
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self._draining = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
+    def _end(self) -> None:
+        """Tell the engine to stop; it fails what is still open."""
+        if self._thread is not None:
+            self._thread.post(Stop())
 
     @property
     def failure(self) -> Failure | None:

@@ -1,1 +1,33 @@
-"""Where tokens are computed: real models, and the scripted and simulated stand-ins."""
+"""Where tokens are computed: real models, and the scripted and simulated stand-ins.
+
+Each backend's module is imported only when it is asked for, so that nobody loads torch who does
+not compute with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.backends.base import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A backend that holds a model. context_length: tokens it was trained for."""
+
+    backend: Backend
+    context_length: int
+    vocab_size: int
+
+
+def load_on_cpu(
+    path: Path, *, kv_memory_bytes: int | None = None, threads: int | None = None
+) -> LoadedModel:
+    """Load a model file onto the CPU backend; see `engine.backends.cpu.create` for the errors."""
+    from engine.backends.cpu import create
+    from engine.models.gguf import read_config
+
+    config = read_config(path)
+    backend = create(path, kv_memory_bytes=kv_memory_bytes, threads=threads)
+    return LoadedModel(backend, config.context_length, config.vocab)

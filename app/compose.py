@@ -1,0 +1,171 @@
+"""The composition root: from a configuration to a house that is ready to serve.
+
+Everything is made here, in the order in which it can fail: model file, tokenizer, backend, pool,
+policy. Nothing is half started when a ConfigurationError leaves this module.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from starlette.applications import Starlette
+
+from app.application import create_application
+from app.bridge import Bridge
+from app.config import Config, check_pool
+from app.metrics import Metrics
+from app.model_files import ensure_default_model
+from app.policy_loader import load_policy
+from app.problems import Problem, refuse
+from app.service import Service
+from app.text.template import ChatTemplate
+from app.text.tokenizer import ByteTokenizer, GGUFTokenizer, Tokenizer
+from engine.backends import LoadedModel, load_on_cpu
+from engine.backends.simulated import SimulatedBackend
+from engine.batch import BLOCK
+from engine.blocks import BlockPool
+from engine.clock import Clock, MonotonicClock
+from engine.cost import LinearCost
+from engine.loop import Engine
+from engine.scheduler import Limits, Scheduler
+from engine.thread import EngineThread
+from policies.base import Policy, Services
+
+SIMULATED_CONTEXT = 8192
+"""Context length of the simulated backend when no model file says otherwise, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What `compose` makes. Serving `application` starts and stops the engine thread."""
+
+    application: Starlette
+    bridge: Bridge
+    service: Service
+
+
+def compose(config: Config, console: Console) -> House:
+    """Load the model and put the parts together. Raises ConfigurationError."""
+    clock = MonotonicClock()
+    path = _model_path(config, console)
+    tokenizer: Tokenizer = ByteTokenizer() if path is None else GGUFTokenizer.from_file(path)
+    cost = _simulated_cost(config)
+    policy = load_policy(config.scheduler, Services(cost=cost, rng=random.Random(0)))
+    model = _load_model(config, path, cost)
+    max_model_len = _max_model_len(config, model)
+    bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
+    engine = _engine(config, policy, model, max_model_len, clock, cost, bridge)
+    service = Service(
+        model_id=config.model.served_name,
+        created=int(time.time()),
+        max_model_len=max_model_len,
+        tokenizer=tokenizer,
+        template=ChatTemplate.for_tokenizer(tokenizer),
+        bridge=bridge,
+        clock=clock,
+        executor=ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text"),
+        limits=config.limits,
+        sse=config.sse,
+        metrics=Metrics(),
+        version=version("octavo"),
+        max_body_bytes=config.server.max_body_bytes,
+        strict_fields=config.api.strict_fields,
+    )
+    application = create_application(service, _lifespan(service, EngineThread(engine), model))
+    return House(application, bridge, service)
+
+
+def _model_path(config: Config, console: Console) -> Path | None:
+    """The model file; None where the simulated backend is to do without."""
+    if config.model.path != "auto":
+        return Path(config.model.path)
+    if config.engine.backend == "simulated":
+        return None
+    return ensure_default_model(Path(config.model.directory), console=console)
+
+
+def _load_model(config: Config, path: Path | None, cost: LinearCost) -> LoadedModel:
+    engine = config.engine
+    if engine.backend == "simulated" or path is None:
+        wait = time.sleep if engine.simulated.real_time else _no_wait
+        backend = SimulatedBackend(cost, engine.simulated.total_blocks, wait=wait)
+        return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
+    memory = None if engine.kv_memory == "auto" else engine.kv_memory
+    return load_on_cpu(path, kv_memory_bytes=memory, threads=engine.threads)
+
+
+def _no_wait(seconds: float) -> None:
+    """Steps take no longer than they take."""
+
+
+def _simulated_cost(config: Config) -> LinearCost:
+    simulated = config.engine.simulated
+    return LinearCost(
+        base=simulated.base_s,
+        prompt_token=simulated.prompt_token_s,
+        decode=simulated.decode_s,
+        kv_read=simulated.kv_read_s,
+        chunk_context=simulated.chunk_context_s,
+    )
+
+
+def _max_model_len(config: Config, model: LoadedModel) -> int:
+    """Tokens of a request at most; the model and the pool must both hold that many."""
+    wanted = config.model.max_model_len
+    if wanted is not None and wanted > model.context_length:
+        message = f"{wanted} is more than the model's own context of {model.context_length} tokens"
+        refuse([Problem("model.max_model_len", message)])
+    length = wanted or model.context_length
+    check_pool(
+        config,
+        total_blocks=model.backend.total_blocks,
+        block_size=BLOCK,
+        max_model_len=length,
+    )
+    return length
+
+
+def _engine(
+    config: Config,
+    policy: Policy,
+    model: LoadedModel,
+    max_model_len: int,
+    clock: Clock,
+    cost: LinearCost,
+    bridge: Bridge,
+) -> Engine:
+    limits = Limits(
+        step_tokens=config.engine.max_step_tokens,
+        rows=config.engine.max_rows,
+        model_len=max_model_len,
+    )
+    scheduler = Scheduler(policy, BlockPool(model.backend.total_blocks), limits)
+    return Engine(
+        scheduler=scheduler, backend=model.backend, clock=clock, cost=cost, emit=bridge.emit
+    )
+
+
+def _lifespan(
+    service: Service, thread: EngineThread, model: LoadedModel
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """Start the engine thread with the application, and end it with its last request."""
+
+    @asynccontextmanager
+    async def lifespan(application: Starlette) -> AsyncIterator[None]:
+        service.bridge.start(thread)
+        try:
+            yield
+        finally:
+            await service.bridge.stop(grace=0)
+            service.executor.shutdown(wait=False, cancel_futures=True)
+            model.backend.close()
+
+    return lifespan

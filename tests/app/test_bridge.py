@@ -1,0 +1,277 @@
+"""The bridge between the threads: order, coalescing, cuts, and a `with` whose exit is the abort."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+
+import pytest
+from support.engines import GREEDY, services
+
+from app.bridge import Bridge, NotReady, Overloaded, Stream
+from engine.backends.scripted import ScriptedBackend
+from engine.blocks import BlockPool
+from engine.clock import MonotonicClock
+from engine.cost import LinearCost
+from engine.inbox import Submission
+from engine.loop import Engine
+from engine.outputs import FailureKind, FinishReason, Output
+from engine.scheduler import Limits, Scheduler
+from engine.thread import EngineThread
+from policies.base import Policy
+from policies.fcfs import FCFS
+
+
+class House:
+    """A bridge with a real engine thread on the scripted backend behind it."""
+
+    def __init__(self, *, max_open=64, max_lag=4096, rows=4, policy=FCFS, **scripted) -> None:
+        self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
+        self.backend = ScriptedBackend(64, **scripted)
+        limits = Limits(step_tokens=64, rows=rows, model_len=1024)
+        self.scheduler = Scheduler(policy(services=services()), BlockPool(64), limits)
+        self.clock = MonotonicClock()
+        engine = Engine(
+            scheduler=self.scheduler,
+            backend=self.backend,
+            clock=self.clock,
+            cost=LinearCost(),
+            emit=self.bridge.emit,
+        )
+        self.thread = EngineThread(engine)
+        self.bridge.start(self.thread)
+
+    def submission(self, max_tokens: int = 5, n: int = 1) -> Submission:
+        number = self.bridge.next_id()
+        return Submission(number, [number, 7], max_tokens, GREEDY, self.clock.now(), n=n)
+
+    async def settled(self) -> None:
+        """Wait until the engine has nothing left, then check that nothing leaked."""
+        await self.bridge.stop(grace=10)
+        self.scheduler.check()
+        assert self.scheduler.live == 0
+        assert self.scheduler.pool.free == 64
+        assert self.bridge.open_requests == 0
+
+
+@pytest.fixture
+async def house():
+    async with contextlib.AsyncExitStack() as stack:
+
+        def build(**options) -> House:
+            one = House(**options)
+            stack.push_async_callback(one.settled)
+            return one
+
+        yield build
+
+
+async def read(stream: Stream) -> list[Output]:
+    outputs: list[Output] = []
+    while batch := await stream.next():
+        outputs.extend(batch)
+    return outputs
+
+
+async def test_a_stream_gives_every_token_in_order_and_then_ends(house) -> None:
+    one = house()
+    submission = one.submission(max_tokens=30)
+    with one.bridge.open(submission) as stream:
+        outputs = await read(stream)
+    assert [o.tokens[0] for o in outputs] == [submission.id, 7] * 15
+    assert [o.finish is not None for o in outputs] == [False] * 29 + [True]
+    assert await stream.next() == []
+
+
+def busy_until(condition) -> None:
+    """Keep the event loop busy, as other clients would, until `condition` holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+async def test_what_waited_comes_at_once_after_few_wake_ups(house) -> None:
+    one = house()
+    posted = 0
+    loop = asyncio.get_running_loop()
+
+    class CountingLoop:
+        def call_soon_threadsafe(self, callback) -> None:
+            nonlocal posted
+            posted += 1
+            loop.call_soon_threadsafe(callback)
+
+    one.bridge._loop = CountingLoop()
+    with one.bridge.open(one.submission(max_tokens=500)) as stream:
+        busy_until(lambda: one.scheduler.counters.finished == 1)
+        assert len(await read(stream)) == 500
+    assert posted <= 2
+
+
+async def test_leaving_the_with_is_the_abort(house) -> None:
+    gate = threading.Event()
+    one = house(rows=1, hooks={1: lambda batch: gate.wait(10)})
+    with one.bridge.open(one.submission(max_tokens=400)) as running:
+        await running.next()
+        with one.bridge.open(one.submission(max_tokens=400)):
+            pass  # left while queued
+    gate.set()
+    with one.bridge.open(one.submission()) as stream:
+        await read(stream)
+    assert one.scheduler.counters.cancelled == 2
+
+
+async def test_leaving_by_an_exception_or_a_cancelled_task_aborts_too(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(10)})
+    entered = asyncio.Event()
+
+    async def client() -> None:
+        with one.bridge.open(one.submission(max_tokens=900)) as stream:
+            await stream.next()
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(client())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(ValueError, match="planted"), one.bridge.open(one.submission()):
+        raise ValueError("planted")
+    gate.set()
+    await one.settled()
+    assert one.scheduler.counters.cancelled == 2
+
+
+async def test_finish_at_ends_the_sequence_as_finished_not_as_cancelled(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(10)})
+    with one.bridge.open(one.submission(max_tokens=900)) as stream:
+        await stream.next()
+        stream.finish_at(0, 1)
+        gate.set()
+        assert await stream.next() == []
+        assert stream.finished
+    await one.settled()
+    assert one.scheduler.counters.finished == 1
+    assert one.scheduler.counters.cancelled == 0
+
+
+async def test_sequences_end_one_by_one(house) -> None:
+    one = house()
+    with one.bridge.open(one.submission(max_tokens=300, n=2)) as stream:
+        await stream.next()
+        stream.finish_at(1, 1)
+        rest = await read(stream)
+        assert {output.index for output in rest} == {0}
+        assert rest[-1].finish.reason is FinishReason.LENGTH
+
+
+async def test_the_house_is_full_at_max_open_sequences(house) -> None:
+    one = house(max_open=3)
+    with one.bridge.open(one.submission(n=2)), one.bridge.open(one.submission()):
+        with pytest.raises(Overloaded) as refusal, one.bridge.open(one.submission()):
+            pytest.fail("one too many was let in")
+        assert refusal.value.retry_after > 0
+    with one.bridge.open(one.submission()) as stream:
+        assert len(await read(stream)) == 5
+
+
+async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:
+    # Each step waits until the keen reader has read the one before.
+    turn = threading.Semaphore(1)
+    hooks = {step: lambda batch: turn.acquire(timeout=10) for step in range(120)}
+    one = house(max_lag=50, hooks=hooks)
+    with one.bridge.open(one.submission(max_tokens=110)) as slow:
+        with one.bridge.open(one.submission(max_tokens=100)) as keen:
+            read_by_keen = 0
+            while batch := await keen.next():
+                read_by_keen += len(batch)
+                turn.release()
+            assert read_by_keen == 100
+        turn.release(200)
+        (cut,) = await slow.next()
+        assert cut.finish.reason is FinishReason.ERROR
+        assert "slowly" in cut.finish.failure.message
+        assert await slow.next() == []
+
+
+async def test_draining_refuses_newcomers_and_lets_open_requests_end(house) -> None:
+    one = house()
+    with one.bridge.open(one.submission(max_tokens=300)) as stream:
+        await stream.next()
+        one.bridge.drain()
+        with pytest.raises(NotReady) as refusal, one.bridge.open(one.submission()):
+            pytest.fail("a draining server let somebody in")
+        assert refusal.value.failure.kind is FailureKind.SHUTTING_DOWN
+        outputs = await read(stream)
+        assert outputs[-1].finish.reason is FinishReason.LENGTH
+
+
+async def test_after_the_grace_period_what_is_still_open_fails(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={3: lambda batch: gate.wait(10)})
+    with one.bridge.open(one.submission(max_tokens=900)) as stream:
+        await stream.next()
+        stopping = asyncio.create_task(one.bridge.stop(grace=0.01))
+        await asyncio.sleep(0.05)
+        gate.set()
+        outputs = await read(stream)
+        await stopping
+    assert outputs[-1].finish.failure.kind is FailureKind.SHUTTING_DOWN
+
+
+class Broken(Policy):
+    def share(self, step):
+        if step.index == 2:
+            raise RuntimeError("planted")
+        return super().share(step)
+
+
+async def test_when_the_engine_breaks_open_streams_fail_and_new_ones_are_refused(house) -> None:
+    one = house(policy=Broken)
+    with one.bridge.open(one.submission(max_tokens=900)) as stream:
+        outputs = await read(stream)
+        assert outputs[-1].finish.failure.kind is FailureKind.ENGINE_FAULT
+    await asyncio.to_thread(one.thread.join, 10)
+    assert one.bridge.broken
+    with pytest.raises(NotReady), one.bridge.open(one.submission()):
+        pytest.fail("a broken engine let somebody in")
+
+
+async def test_a_bridge_that_has_not_started_takes_nobody() -> None:
+    bridge = Bridge(max_open=4, max_lag=100)
+    with pytest.raises(NotReady), bridge.open(Submission(1, [1], 1, GREEDY, 0.0)):
+        pytest.fail("there is no engine yet")
+
+
+async def test_observers_see_every_output_once(house) -> None:
+    one = house()
+    seen: list[Output] = []
+    one.bridge.add_observer(lambda outputs, stats: seen.extend(outputs))
+    with one.bridge.open(one.submission(max_tokens=20)) as stream:
+        outputs = await read(stream)
+    assert seen == outputs
+    assert one.bridge.stats.counters.generated_tokens == 20
+
+
+async def test_64_clients_that_leave_at_random_moments_leave_nothing_behind(house) -> None:
+    rng = random.Random(11)
+    one = house(max_open=64, rows=8)
+
+    async def client() -> None:
+        with one.bridge.open(one.submission(max_tokens=rng.randrange(1, 60))) as stream:
+            if rng.random() < 0.33:
+                for _ in range(rng.randrange(6)):
+                    await stream.next()
+            else:
+                await read(stream)
+
+    for _ in range(5):
+        await asyncio.gather(*(client() for _ in range(64)))
+    await one.settled()
+    counters = one.scheduler.counters
+    assert counters.arrived == 5 * 64 == counters.finished + counters.cancelled
