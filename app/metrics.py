@@ -114,6 +114,11 @@ class Metrics(Collector):
             self.step_tokens.observe(stats.step_tokens)
         self._stats = stats
 
+    @property
+    def followed(self) -> int:
+        """Sequences whose tokens are being measured."""
+        return len(self._last_token)
+
     def served(self, submission: Submission, last_token_at: float) -> None:
         """Book a request that was served in full."""
         self.e2e.observe(last_token_at - submission.arrival)

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx2
 import uvicorn
-from support.engines import services
 
 from app.application import create_application
 from app.bridge import Bridge
@@ -30,6 +29,7 @@ from engine.loop import Engine
 from engine.scheduler import Limits, Scheduler
 from engine.thread import EngineThread
 from policies.fcfs import FCFS
+from support.engines import services
 
 MODEL = "bytes"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -53,7 +53,7 @@ class House:
         self,
         *,
         tokenizer: Tokenizer | None = None,
-        template: ChatTemplate | None | str = "own",
+        template: ChatTemplate | str | None = "own",
         backend: Backend | None = None,
         model_len: int = 256,
         blocks: int = 64,
@@ -132,7 +132,7 @@ class House:
 async def until(holds: Any, seconds: float = 10.0) -> None:
     """Wait for a condition; fail if it does not come true."""
     async with asyncio.timeout(seconds):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - what it asks about lives on another thread
             await asyncio.sleep(0.005)
 
 
