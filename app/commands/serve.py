@@ -76,10 +76,8 @@ class DrainingServer(uvicorn.Server):
 def _announce(config: Config, house: House) -> None:
     service = house.service
     log.info(
-        "serving %s on http://%s:%d with policy %s (context %d tokens)",
+        "serving %s with policy %s, context %d tokens",
         service.model_id,
-        config.server.host,
-        config.server.port,
         config.scheduler.policy,
         service.max_model_len,
     )

@@ -1,0 +1,172 @@
+"""`octavo serve` as a process: it answers, drains, and says in one message what is wrong."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+SIMULATED = ["--set", "engine.backend=simulated", "--set", "server.port=0"]
+
+
+class Process:
+    """`octavo serve` with its stderr read in the background."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [Path(sys.executable).with_name("octavo"), "serve", *arguments],
+            cwd=directory,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                self.url = found[0]
+                self._ready.set()
+        self._ready.set()
+
+    def ready(self) -> str:
+        assert self._ready.wait(60)
+        assert self.url, "".join(self.lines)
+        return self.url
+
+    def wait(self) -> int:
+        code = self.process.wait(30)
+        self._reader.join()
+        self.process.stderr.close()
+        return code
+
+
+@contextlib.contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[Process]:
+    process = Process(directory, *arguments)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.wait()
+
+
+def test_it_answers_without_a_model_file_and_without_torch(tmp_path) -> None:
+    with serving(tmp_path, *SIMULATED) as one:
+        body = {"prompt": "x", "max_tokens": 5}
+        reply = httpx2.post(one.ready() + "/v1/completions", json=body).json()
+        assert reply["choices"][0]["text"] == "abcde"
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        request = next(json.loads(line) for line in one.lines if '"/v1/completions"' in line)
+        assert request["completion_tokens"] == 5
+    assert not list(tmp_path.iterdir()), "nothing was fetched"
+
+
+def stream_lines(url: str, max_tokens: int, lines: list[str], begun: threading.Event) -> None:
+    body = {"prompt": "x", "max_tokens": max_tokens, "stream": True}
+    with httpx2.stream("POST", url + "/v1/completions", json=body, timeout=60) as reply:
+        for line in reply.iter_lines():
+            lines.append(line)
+            begun.set()
+
+
+@pytest.mark.parametrize(("grace", "finishes"), [("30", True), ("0.2", False)])
+def test_sigterm_lets_a_stream_end_within_the_grace_period_and_no_longer(
+    tmp_path, grace: str, finishes: bool
+) -> None:
+    pace = ["--set", "engine.simulated.base_s=0.02"]
+    with serving(tmp_path, *SIMULATED, *pace, "--set", f"server.shutdown_grace_s={grace}") as one:
+        lines: list[str] = []
+        begun = threading.Event()
+        client = threading.Thread(target=stream_lines, args=(one.ready(), 100, lines, begun))
+        client.start()
+        assert begun.wait(30)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        client.join(30)
+    said = [line for line in lines if line]
+    assert said[-1] == "data: [DONE]"
+    if finishes:
+        assert '"finish_reason":"length"' in said[-2]
+        assert not any(line.startswith("event: error") for line in said)
+    else:
+        assert said[-3] == "event: error"
+        assert "shutting_down" in said[-2]
+
+
+def test_a_second_signal_cuts(tmp_path) -> None:
+    with serving(tmp_path, *SIMULATED, "--set", "engine.simulated.base_s=0.05") as one:
+        lines: list[str] = []
+        begun = threading.Event()
+
+        def client() -> None:
+            with contextlib.suppress(httpx2.HTTPError):
+                stream_lines(one.url, 5000, lines, begun)
+
+        one.ready()
+        thread = threading.Thread(target=client)
+        thread.start()
+        assert begun.wait(30)
+        started = time.monotonic()
+        one.process.send_signal(signal.SIGINT)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        assert time.monotonic() - started < 20, "5000 tokens would take 250 s"
+        thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "engine.max_row=8"], "engine.max_rows"),
+        (["--set", "server.port=70000"], "server.port"),
+        (["--set", "scheduler.policy=fcsf"], "fcfs"),
+        (["--set", "engine.max_step_tokens=0"], "engine.max_step_tokens"),
+        (["--set", "engine.simulated.total_blocks=4"], "engine.simulated.total_blocks"),
+        (["--set", "model.max_model_len=999999"], "model.max_model_len"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--set", "engine.backend=cpu", "--set", "model.path=no.gguf"], "no.gguf"),
+        (["--set", "engine.backend=cpu", "--set", "model.path=text.gguf"], "text.gguf"),
+    ],
+)
+def test_what_cannot_work_is_one_message_and_exit_code_2(tmp_path, arguments, says) -> None:
+    (tmp_path / "text.gguf").write_text("this is no model")
+    with serving(tmp_path, *SIMULATED, *arguments) as one:
+        assert one.wait() == 2
+        message = "".join(one.lines)
+        assert says in message
+        assert "Traceback" not in message
+        assert message.startswith("Error: ")
+
+
+def test_a_port_in_use_is_told_without_a_traceback(tmp_path) -> None:
+    with serving(tmp_path, *SIMULATED) as first:
+        port = first.ready().rsplit(":", 1)[1]
+        with serving(tmp_path, *SIMULATED, "--set", f"server.port={port}") as second:
+            assert second.wait() != 0
+            message = "".join(second.lines)
+            assert "address already in use" in message
+            assert "Traceback" not in message
+
+
+def test_a_simulated_house_never_imports_torch() -> None:
+    code = (
+        "import sys; from rich.console import Console; from app.compose import compose;"
+        "from app.config import Config, load_config;"
+        "compose(load_config(None, {}, ['engine.backend=simulated']), Console());"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
