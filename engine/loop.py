@@ -60,12 +60,12 @@ class Engine:
 
     def step(self, messages: Iterable[Message]) -> bool:
         """Take the mail in and do one step. False if there was nothing to compute."""
-        self._receive(messages)
+        news = self._receive(messages)
         plan = self.scheduler.schedule(self.clock.now())
         if plan.rows:
             self._compute(plan)
         self._computed = plan.rows > 0
-        self._emit()
+        self._emit(news)
         return self._computed
 
     def close(self, failure: Failure, late: Iterable[Submission]) -> None:
@@ -79,7 +79,9 @@ class Engine:
         refused = [Output(s.id, i, now, finish=finish) for s in late for i in range(s.n)]
         self.emit([*self.scheduler.take_outputs(), *refused], self.scheduler.stats(now))
 
-    def _receive(self, messages: Iterable[Message]) -> None:
+    def _receive(self, messages: Iterable[Message]) -> bool:
+        """Take the mail in. False if there was none."""
+        messages = tuple(messages)
         now = self.clock.now()
         for message in messages:
             match message:
@@ -93,6 +95,7 @@ class Engine:
                     self.stopped = True
                     failure = Failure(FailureKind.SHUTTING_DOWN, message.reason)
                     self.scheduler.fail_everything(failure, now)
+        return bool(messages)
 
     def _compute(self, plan: Plan) -> None:
         """Run a plan on the backend; a fault ends the requests it must, and no others."""
@@ -128,9 +131,10 @@ class Engine:
         self.scheduler.fail({s.request.id for s in faulty}, FAULT, self.clock.now())
         self.scheduler.release(sequences)
 
-    def _emit(self) -> None:
+    def _emit(self, news: bool) -> None:
+        """Say what changed; mail alone changes the counts (an abort has no output)."""
         outputs = self.scheduler.take_outputs()
         last, self._last = self._last, None
-        if outputs or last is not None:
+        if outputs or last is not None or news:
             plan, seconds = last or (None, 0.0)
             self.emit(outputs, self.scheduler.stats(self.clock.now(), plan, seconds))

@@ -80,6 +80,16 @@ def test_stats_count_what_happened() -> None:
     assert (counters.steps, counters.generated_tokens, counters.finished) == (3, 3, 1)
 
 
+def test_an_abort_shows_in_the_stats_although_nothing_is_computed() -> None:
+    harness = Harness()
+    request = harness.submit(20, max_tokens=9)
+    harness.step()
+    harness.abort(request)
+    assert harness.step() is False
+    assert harness.stats.running == 0
+    assert harness.stats.blocks_free == harness.pool.total
+
+
 def test_a_snapshot_does_not_change_afterwards() -> None:
     harness = Harness()
     harness.submit(4, max_tokens=5)
