@@ -290,6 +290,13 @@ async def test_a_stop_string_ends_the_sequence_and_tells_the_engine(mode):
     assert call.record.completion_tokens == 3
 
 
+async def test_a_token_that_is_held_back_still_has_its_chunk():
+    deliveries = [[token("a")], [token("b")], [token("x", FinishReason.LENGTH)]]
+    call = await Call(FakeBridge(*deliveries), stop=["abc"], stream=True).done()
+    contents = [c["choices"][0]["delta"]["content"] for c in chunks(call.client.body)]
+    assert contents == ["", "", "abx"]
+
+
 async def test_usage_counts_cached_tokens():
     options = {"stream": True, "stream_options": {"include_usage": True}}
     call = await Call(FakeBridge([token("a", FinishReason.LENGTH, cached=5)]), **options).done()

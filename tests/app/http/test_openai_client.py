@@ -1,0 +1,123 @@
+"""openai-python against the server: its calls, its exception classes."""
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from support.serving import HELLO, MODEL, saying, serving
+
+from engine.controls import RowControls
+from engine.inbox import Submission
+
+TEXT = "Grüße, 🦙!"
+
+
+@pytest.fixture
+async def house():
+    async with serving(script=saying(TEXT)) as house:
+        yield house
+
+
+@pytest.fixture
+async def client(house):
+    async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_create(client):
+    reply = await client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert reply.choices[0].message.content == TEXT
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage.completion_tokens == len(TEXT.encode()) + 1
+    assert reply._request_id.startswith("req-")
+
+
+async def test_create_streamed(client):
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    got = [chunk async for chunk in stream]
+    text = "".join(choice.delta.content for chunk in got for choice in chunk.choices)
+    assert text == TEXT
+    assert got[-1].usage.total_tokens > 0
+
+
+async def test_the_stream_helper(client):
+    async with client.chat.completions.stream(model=MODEL, messages=HELLO) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == TEXT
+    assert final.choices[0].message.role == "assistant"
+
+
+async def test_logprobs_are_typed(client):
+    reply = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=2, logprobs=True, top_logprobs=2
+    )
+    first = reply.choices[0].logprobs.content[0]
+    assert (first.token, first.bytes, len(first.top_logprobs)) == ("G", [71], 2)
+
+
+async def test_completions(client):
+    reply = await client.completions.create(model=MODEL, prompt="x", max_tokens=3, logprobs=1)
+    assert reply.choices[0].text == "Grü"[:2] + "\ufffd"
+    assert reply.choices[0].logprobs.text_offset == [0, 1, 2]
+    stream = await client.completions.create(model=MODEL, prompt=[1, 2], stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
+
+
+async def test_models(client):
+    models = await client.models.list()
+    assert [model.id for model in models.data] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).owned_by == "octavo"
+
+
+async def test_a_bad_value_is_a_bad_request(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=9)
+    assert (caught.value.param, caught.value.code) == ("temperature", "invalid_value")
+
+
+async def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.chat.completions.create(model="nope", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("some/nope")
+
+
+async def test_a_full_house_is_a_rate_limit_error():
+    async with (
+        serving(max_open=1) as house,
+        AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        guest = Submission(house.bridge.next_id(), [1], 1, RowControls(), house.clock.now())
+        with house.bridge.open(guest), pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert caught.value.code == "queue_full"
+        assert caught.value.response.headers["retry-after"] == "1"
+
+
+async def test_an_engine_that_breaks_is_an_internal_server_error(house, client):
+    def broken(now):
+        raise RuntimeError("the scheduler is broken")
+
+    house.scheduler.schedule = broken
+    for status in (500, 503):  # the request that meets it, and the one after
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert caught.value.status_code == status
+    health = await house.client.get("/health")
+    assert health.status_code == 503
+    assert health.json()["error"]["code"] == "not_ready"
+
+
+async def test_an_error_inside_a_stream_is_an_api_error():
+    async with (
+        serving(script=saying(TEXT), nan_rows={3: [0]}) as house,
+        AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        with pytest.raises(openai.APIError) as caught:
+            [chunk async for chunk in stream]
+        assert caught.value.code == "internal_error"
