@@ -41,13 +41,14 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     """
     if not rows:
         return Sampled([], [])
-    _fault(logits.amax(dim=-1).isfinite(), "the model computed NaN or infinite logits")
     _fault(
         torch.tensor([row.controls.grammar is None for row in rows]),
         "this backend has no grammar masks",
     )
     edited = _edit(logits, rows)
     best, tokens = edited.max(dim=-1)
+    highest = best if edited is logits else logits.amax(dim=-1)  # NaN if any logit is
+    _fault(highest.isfinite(), "the model computed NaN or infinite logits")
     _fault(best.isfinite(), "the sampling controls forbid every token")
     drawn = [i for i, row in enumerate(rows) if not _is_greedy(row.controls)]
     if drawn:
@@ -185,9 +186,11 @@ def _draw(logits: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     In float64 and relative to the best token, whose weight is 1 at every temperature.
     """
     temperature = _column(row.controls.temperature for row in rows)
-    weights = ((logits - best[:, None]).double() / temperature).exp()
-    weights.masked_fill_(weights < _threshold(weights, rows), 0)
-    cumulative = weights.cumsum(dim=-1)
+    weights = logits.double().sub_(best[:, None]).div_(temperature).exp_()
+    threshold = _threshold(weights, rows)
+    if threshold.any():
+        weights.masked_fill_(weights < threshold, 0)
+    cumulative = weights.cumsum_(dim=-1)
     total = cumulative[:, -1:]
     target = torch.from_numpy(uniforms(rows))[:, None] * total
     # Rounding must not reach the total, which no token lies beyond.
@@ -207,7 +210,9 @@ def _threshold(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     if nucleus:
         left = weights[nucleus]  # a copy
         left.masked_fill_(left < threshold[nucleus], 0)
-        mass = _column(rows[i].controls.top_p for i in nucleus) * left.sum(dim=-1, keepdim=True)
+        # A running sum adds in one order; that of a plain sum varies with the number of rows.
+        total = left.cumsum(dim=-1)[:, -1:]
+        mass = _column(rows[i].controls.top_p for i in nucleus) * total
         threshold[nucleus] = threshold[nucleus].maximum(_last_of_mass(left, mass))
     return threshold.maximum(_column(row.controls.min_p for row in rows))
 

@@ -166,7 +166,7 @@ def test_threads_are_set_for_torch(path: Path):
 
 
 def test_a_model_that_is_not_there_is_a_model_error(tmp_path: Path):
-    with pytest.raises(ModelError, match="nowhere.gguf"):
+    with pytest.raises(ModelError, match=r"nowhere\.gguf"):
         create(tmp_path / "nowhere.gguf")
 
 
