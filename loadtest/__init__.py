@@ -1,0 +1,1 @@
+"""Load tests and comparisons of policies; talks HTTP, or to the engine in virtual time."""

@@ -1,0 +1,93 @@
+"""The tree of the house in README: every file with the first line of its docstring.
+
+`python tests/support/tree.py` writes it into README.md; a test notices when it is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- /tree -->"
+
+TOP_LEVEL = {
+    ".ci/run": "What CI runs: set-up, checks, tests.",
+    "ARCHITECTURE.md": "The parts, the seams, what always holds.",
+    "CHANGELOG.md": "What changed for users.",
+    "CONTRIBUTING.md": "How to add a policy, and how the code is written and tested.",
+    "LICENSE": "Apache-2.0.",
+    "Makefile": "Every command.",
+    "config.yaml": "Every knob with its default.",
+    "pyproject.toml": "Packages, pins, linters, import contracts.",
+}
+FOLDERS = {
+    "app": "HTTP, text, configuration, command line. Never torch.",
+    "engine": "Requests, KV blocks, scheduler, backends. Never asyncio.",
+    "loadtest": "Load tests; talks HTTP.",
+    "policies": "Scheduling policies and their contract.",
+    "tests": "Mirror the packages; what they share is in tests/support.",
+}
+
+
+def files() -> list[str]:
+    """Files under version control or about to be, as paths from the root."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted(path for path in listed.splitlines() if (ROOT / path).exists())
+
+
+def render() -> str:
+    """The tree as text, packages first."""
+    lines: list[str] = []
+    paths = files()
+    for folder, says in sorted(FOLDERS.items()):
+        lines.append(_line(f"{folder}/", says))
+        if folder != "tests":
+            inside = [path for path in paths if path.startswith(f"{folder}/")]
+            lines.extend(_inside(inside))
+    lines.extend(_line(name, says) for name, says in sorted(TOP_LEVEL.items()))
+    return "\n".join(lines) + "\n"
+
+
+def _inside(paths: list[str]) -> list[str]:
+    """A folder's files, then its sub-folders with theirs."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for path in sorted(paths, key=lambda p: (p.count("/") > 1, p)):
+        parts = path.split("/")
+        for depth in range(2, len(parts)):
+            folder = "/".join(parts[:depth])
+            if folder not in seen:
+                seen.add(folder)
+                lines.append(_line("  " * (depth - 1) + parts[depth - 1] + "/", _says(folder)))
+        if parts[-1] != "__init__.py":
+            lines.append(_line("  " * (len(parts) - 1) + parts[-1], _says(path)))
+    return lines
+
+
+def _says(path: str) -> str:
+    """The first line of a module's or a package's docstring."""
+    file = ROOT / path
+    source = file / "__init__.py" if file.is_dir() else file
+    if source.suffix != ".py":
+        return ""
+    docstring = ast.get_docstring(ast.parse(source.read_text())) or ""
+    return docstring.partition("\n")[0]
+
+
+def _line(name: str, says: str) -> str:
+    return f"{name:<26}{says}".rstrip()
+
+
+def write() -> None:
+    """Put the current tree into README.md."""
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    readme.write_text(before + BEGIN + render() + END + after)
+
+
+if __name__ == "__main__":
+    write()
