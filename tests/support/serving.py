@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,7 @@ from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.controls import SampleRow
 from engine.cost import LinearCost
+from engine.inbox import Abort
 from engine.loop import Engine
 from engine.scheduler import Limits, Scheduler
 from engine.thread import EngineThread
@@ -44,6 +46,18 @@ def saying(text: str, eos: int = 257) -> Any:
         return answer[min(row.position - row.prompt_length, len(answer) - 1)]
 
     return script
+
+
+class Mark(Abort):
+    """An abort of nobody, which tells when the engine gets to it."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "read", threading.Event())
+
+    @property
+    def id(self) -> int:
+        self.read.set()
+        return 0
 
 
 class House:
@@ -119,9 +133,18 @@ class House:
 
     async def idle(self) -> None:
         """Wait until nobody is served, then assert that nothing leaked."""
-        await until(lambda: self.bridge.open_requests == 0 and self.scheduler.live == 0)
+        await until(lambda: self.bridge.open_requests == 0)
+        await self._mail_read()
+        await until(lambda: self.scheduler.live == 0)
+        await self._mail_read()  # the step in which the last request ended is over, too
         self.scheduler.check()
         assert self.pool.free == self.pool.total
+
+    async def _mail_read(self) -> None:
+        """Wait until the engine has read everything that was posted so far."""
+        mark = Mark()
+        self.thread.post(mark)
+        await until(lambda: mark.read.is_set() or not self.thread.alive)
 
     async def probe(self) -> None:
         """Assert that the server still answers."""

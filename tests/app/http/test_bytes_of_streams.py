@@ -138,12 +138,16 @@ async def test_a_stop_string_cuts_exactly_wherever_tokens_end(path, stop, text, 
 
 
 async def test_a_stop_string_ends_the_computation_too():
-    async with serving(script=lambda row: 68, model_len=8192, blocks=512) as house:
-        body = {"prompt": "x", "max_tokens": 8000, "stop": "DDD"}
+    answered = threading.Event()
+    async with serving(
+        script=lambda row: 68, hooks={10: lambda batch: answered.wait(10)}, model_len=1024
+    ) as house:
+        body = {"prompt": "x", "max_tokens": 900, "stop": "DDD"}
         reply = (await house.post(COMPLETIONS, body)).json()
+        answered.set()
         assert reply["usage"]["completion_tokens"] == 3
         await house.idle()
-        assert house.scheduler.counters.generated_tokens < 4000
+        assert len(house.backend.batches) == 11
 
 
 @pytest.mark.parametrize("alternatives", [0, 1, 3])
@@ -211,6 +215,19 @@ async def test_a_row_fault_midstream_ends_that_stream_and_no_other():
         assert said(well, COMPLETIONS, streamed=True) in ("A" * 8, "B" * 8)
         await house.probe()
         await house.idle()
+
+
+async def test_a_token_is_on_the_wire_while_the_next_is_computed():
+    gate = threading.Event()
+    async with serving(hooks={1: lambda batch: gate.wait(10)}) as house:
+        body = {"prompt": "AB", "max_tokens": 2, "stream": True}
+        async with house.client.stream("POST", COMPLETIONS, json=body) as reply:
+            reading = reply.aiter_bytes()
+            first = await anext(reading)
+            assert b'"text":"A"' in first
+            gate.set()
+            rest = b"".join([piece async for piece in reading])
+        assert b'"text":"B"' in rest
 
 
 async def test_fifty_streams_each_end_with_one_done(house):

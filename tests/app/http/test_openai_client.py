@@ -1,5 +1,7 @@
 """openai-python against the server: its calls, its exception classes."""
 
+import threading
+
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -110,6 +112,24 @@ async def test_an_engine_that_breaks_is_an_internal_server_error(house, client):
     health = await house.client.get("/health")
     assert health.status_code == 503
     assert health.json()["error"]["code"] == "not_ready"
+
+
+@pytest.mark.parametrize("mode", ["comment", "chunk"])
+async def test_keepalives_do_not_disturb_the_client(mode):
+    gate = threading.Event()
+    async with (
+        serving(
+            script=saying(TEXT),
+            hooks={0: lambda batch: gate.wait(10)},
+            sse={"keepalive_interval_s": 0.01, "keepalive_mode": mode},
+        ) as house,
+        AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        # The head comes with the first keep-alive, while the first step is still held.
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        gate.set()
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        assert "".join(delta.content or "" for delta in deltas) == TEXT
 
 
 async def test_an_error_inside_a_stream_is_an_api_error():
