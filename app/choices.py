@@ -13,9 +13,12 @@ MERGE_ABOVE = 16
 """Tokens of one sequence that may wait before they share a frame."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """What one or more tokens add to a reply; finish_reason is set on a sequence's last one."""
+    """What one or more tokens add to a reply; finish_reason is set on a sequence's last one.
+
+    Not frozen: one is made for each token, and a frozen one takes four times as long to make.
+    """
 
     text: str
     entries: tuple[Entry, ...] = ()
@@ -44,7 +47,7 @@ class Choice:
             if self.finish_reason is not None:
                 break
             delta = self._text.push(token, _natural(output.finish) if position == last else None)
-            entries = tuple((token, known) for known in output.logprobs[position : position + 1])
+            entries = ((token, output.logprobs[position]),) if output.logprobs else ()
             pieces.append(Piece(delta.text, entries, delta.finish_reason, delta.stop_reason))
             self.tokens = delta.tokens
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
