@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Protocol
 
-import numpy as np
-
 from engine.batch import Batch
 from engine.least_squares import DirectionalLeastSquares
 from policies.base import StepCost
@@ -33,15 +31,16 @@ class StepShape:
 
     @classmethod
     def of(cls, batch: Batch) -> StepShape:
-        counts = np.diff(batch.qo_indptr).astype(np.int64)
-        lengths = batch.kv_lens.astype(np.int64)
-        chunks = counts > 1
-        return cls(
-            prefill=int(counts[chunks].sum()),
-            decodes=int((~chunks).sum()),
-            kv_read=int(lengths.sum()),
-            chunk_context=int((counts * lengths)[chunks].sum()),
-        )
+        prefill = decodes = kv_read = chunk_context = 0
+        for row in batch.rows:  # five times as fast as the same in numpy, at 64 rows
+            length = row.start + row.count
+            kv_read += length
+            if row.count == 1:
+                decodes += 1
+            else:
+                prefill += row.count
+                chunk_context += row.count * length
+        return cls(prefill, decodes, kv_read, chunk_context)
 
 
 class LearningCost(StepCost, Protocol):
@@ -99,7 +98,7 @@ class FittedCost:
     (`DirectionalLeastSquares`) on relative errors:
 
         features   the seconds that each term takes by the prior, over `scale`
-        residual   (seconds - predicted) / scale
+        value      the seconds of the step, over `scale`
         scale      the predicted seconds, or half the actual ones if those are more
 
     So a decode step of 5 ms counts as much as a prompt step of 500 ms, all features are of the
@@ -114,15 +113,15 @@ class FittedCost:
     MEMORY = 200
     """Steps of one kind that count."""
 
-    DOUBT = 100.0
-    """Variance of the prior's coefficients, relative to theirs and to the noise of a step: good to
-    about their own size, where steps scatter by a tenth of theirs."""
+    DOUBT = 1000.0
+    """Variance of the prior's coefficients, relative to their squares and to the variance of a
+    step's time: they may be wrong by three times their size where steps scatter by a tenth."""
 
-    AGEING = 1e-5
-    """Variance that a coefficient gains in a step: after 100,000 steps without news of it, it is
+    AGEING = 1e-6
+    """Variance that a coefficient gains in a step: after a million steps without news of it, it is
     as doubtful as if it had been seen once."""
 
-    FASTEST = 1e-3
+    FASTEST = 1e-2
     """No step counts as faster than this part of what PRIOR's orders of magnitude say."""
 
     def __init__(self, prior: LinearCost = PRIOR) -> None:
@@ -190,7 +189,7 @@ class FittedCost:
         terms = list(map(mul, self._units, amounts))
         predicted = sum(map(mul, self._fit.estimate, terms))
         scale = max(predicted, seconds / 2, self.FASTEST * sum(terms))
-        self._fit.update([term / scale for term in terms], (seconds - predicted) / scale)
+        self._fit.update([term / scale for term in terms], seconds / scale)
         self._coefficients = tuple(map(mul, self._fit.estimate, self._units))
         self._error.add(seconds, predicted)
         self._epochs.look(terms, self._fit.estimate)
@@ -227,7 +226,7 @@ class Epochs:
     more than 5% means that some coefficient did.
     """
 
-    WINDOW = 32
+    WINDOW = 128
     MOVED = 0.05
 
     def __init__(self, factors: Sequence[float]) -> None:

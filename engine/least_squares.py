@@ -6,6 +6,12 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
+SWEEPS = 5
+"""Rounds of Hildreth's method at most; two are usual, and what is left is cut at zero."""
+
+PRECISION = 1e-6
+"""Moves of an estimate that are not worth another round."""
+
 
 class DirectionalLeastSquares:
     """Fits y ≈ Σ estimate·features, one observation at a time, in O(n²) and a few microseconds.
@@ -25,9 +31,11 @@ class DirectionalLeastSquares:
     of steps (S. Bittanti, P. Bolzern, M. Campi, Convergence and exponential convergence of
     identification algorithms with directional forgetting factor, Automatica 26(5), 1990).
 
-    An estimate that turned negative is set to zero and the others move with it as their
-    correlations say: the projection onto the constraint in the norm of the information matrix
-    (G. C. Goodwin, K. S. Sin, Adaptive Filtering, Prediction and Control, 1984, section 3.7).
+    `estimate` is the best that has no negative value: the unconstrained one, projected in the norm
+    of the information matrix by Hildreth's method, so that what a value lacks to zero is made up
+    by those it is correlated with (C. Hildreth, A quadratic programming procedure, Naval Research
+    Logistics Quarterly 4, 1957). The unconstrained one goes on beneath, or the projections would
+    pile up.
 
     estimate: where to start, nothing negative. variance: of each start value, in units of the
     observations' noise; large means that few observations outweigh it. Features should be scaled
@@ -38,25 +46,25 @@ class DirectionalLeastSquares:
         self, estimate: Sequence[float], *, variance: float, forgetting: float, ageing: float
     ) -> None:
         self.estimate = list(estimate)
+        self._free = list(estimate)
         self._variance = variance
         self._forgetting = forgetting
         self._ageing = ageing
         self._covariance = self._unknowing()
 
-    def update(self, features: Sequence[float], residual: float) -> None:
-        """Take in that the prediction for `features` was `residual` too small."""
+    def update(self, features: Sequence[float], value: float) -> None:
+        """Take in that `value` was observed for `features`."""
         gain = [sum(map(mul, row, features)) for row in self._covariance]
         uncertainty = sum(map(mul, gain, features))
         if not 0 < uncertainty < math.inf:  # all features are zero, or rounding took over
-            self._covariance = self._unknowing()
+            self._free, self._covariance = list(self.estimate), self._unknowing()
             return
-        step = residual / (1 + uncertainty)
-        estimate = self.estimate
+        free = self._free
+        step = (value - sum(map(mul, free, features))) / (1 + uncertainty)
         for i, g in enumerate(gain):
-            estimate[i] += step * g
+            free[i] += step * g
         self._learn(gain, uncertainty)
-        if min(estimate) < 0:
-            self._project()
+        self.estimate = self._projected() if min(free) < 0 else list(free)
 
     def _learn(self, gain: list[float], uncertainty: float) -> None:
         """Add the observation's information and forget as much of the old in its direction."""
@@ -70,19 +78,25 @@ class DirectionalLeastSquares:
             if row[i] < self._variance:
                 row[i] += self._ageing
 
-    def _project(self) -> None:
-        """Make the estimate feasible, most negative value first."""
-        estimate = self.estimate
-        for _ in range(2 * len(estimate)):
-            worst = min(range(len(estimate)), key=estimate.__getitem__)
-            if estimate[worst] >= 0:
+    def _projected(self) -> list[float]:
+        """The free estimate, pushed to zero where it is negative; a push too far is taken back."""
+        values = list(self._free)
+        pushes = [0.0] * len(values)
+        for _ in range(SWEEPS):
+            moved = False
+            for i, row in enumerate(self._covariance):
+                if values[i] >= 0 and not pushes[i]:
+                    continue
+                push = max(-pushes[i], -values[i] / row[i])
+                if abs(push) * row[i] > PRECISION:
+                    moved = True
+                    pushes[i] += push
+                    for j, p in enumerate(row):
+                        values[j] += push * p
+            if not moved:
                 break
-            row = self._covariance[worst]
-            excess = estimate[worst] / row[worst]
-            estimate = [value - excess * p for value, p in zip(estimate, row, strict=True)]
-            estimate[worst] = 0.0
-        self.estimate = [max(0.0, value) for value in estimate]
+        return [max(0.0, value) for value in values]
 
     def _unknowing(self) -> list[list[float]]:
-        size = range(len(self.estimate))
+        size = range(len(self._free))
         return [[self._variance if i == j else 0.0 for j in size] for i in size]
