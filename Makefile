@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve check test test-all clean
+.PHONY: help setup model serve check test test-all bench clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -30,6 +30,9 @@ test: $(VENV)/.dev model ## the tests (ARGS="-k name" for some of them)
 
 test-all: $(VENV)/.dev model ## the long tests that `make test` leaves out
 	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+
+bench: $(VENV)/.runtime ## what the engine's own work costs here (ARGS="--json")
+	@$(BIN)/octavo bench $(ARGS)
 
 clean: ## remove what was installed and cached; models stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

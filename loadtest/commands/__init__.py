@@ -1,0 +1,1 @@
+"""The commands of `octavo` that this package registers, one a module."""

@@ -1,0 +1,116 @@
+"""`octavo bench` measures what it names, and says so in a form that scripts can rely on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.cli import main
+from engine.outputs import Output, Stats
+from loadtest import host_bench
+from loadtest.host_bench import ROWS, InstantBackend, Repeats, interleaved
+
+QUICK = ("--rounds", "1", "--steps", "2", "--waiting", "1", "--waiting", "30")
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", *arguments], catch_exceptions=False)
+
+
+def test_json_has_the_keys_that_scripts_read() -> None:
+    result = bench("--json", *QUICK)
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert set(report) == {
+        "scheduler_step_ms",
+        "host_step_ms",
+        "rows_per_s",
+        "waiting_ms",
+        "rounds",
+        "steps",
+        "versions",
+        "cpu",
+    }
+    assert set(report["waiting_ms"]) == {"1", "30"}
+    figures = [report["scheduler_step_ms"], report["host_step_ms"], report["rows_per_s"]]
+    assert all(figure > 0 for figure in [*figures, *report["waiting_ms"].values()])
+    assert set(report["versions"]) >= {"octavo", "python", "numpy"}
+    assert report["cpu"]["cores"] >= 1
+
+
+def test_the_table_names_every_measurement_and_no_bar_is_drawn_off_a_terminal() -> None:
+    result = bench(*QUICK)
+    assert result.exit_code == 0
+    for words in ("schedule + apply", "hand-over", "rows a second", "schedule with 30 waiting"):
+        assert words in result.stdout
+    assert result.stderr == ""
+
+
+def test_help_shows_an_example() -> None:
+    assert "octavo bench --json" in bench("--help").output
+
+
+@pytest.mark.parametrize("arguments", [("--rounds", "0"), ("--steps", "0"), ("--waiting", "-1")])
+def test_counts_that_measure_nothing_are_refused(arguments: tuple[str, str]) -> None:
+    assert bench(*arguments).exit_code == 2
+
+
+def test_probes_take_turns_and_the_figure_is_the_median() -> None:
+    calls: list[str] = []
+    values = {"a": iter([3.0, 1.0, 2.0]), "b": iter([10.0, 30.0, 50.0])}
+
+    def probe(name: str) -> float:
+        calls.append(name)
+        return next(values[name])
+
+    probes = {"a": lambda: probe("a"), "b": lambda: probe("b")}
+    ticks: list[None] = []
+    assert interleaved(probes, 3, lambda: ticks.append(None)) == {"a": 2.0, "b": 30.0}
+    assert calls == ["a", "b"] * 3
+    assert len(ticks) == 6
+
+
+def test_every_measured_step_has_all_rows_decoding_to_the_last_one() -> None:
+    repeats = Repeats(rounds=3, steps=4)
+    engine = host_bench.decoding_engine(repeats)
+    seen: list[tuple[int, int]] = []
+
+    def emit(outputs: list[Output], stats: Stats) -> None:
+        seen.append((stats.step_tokens, len(outputs)))
+
+    engine.emit = emit  # type: ignore[assignment]
+    for _ in range(repeats.rounds * repeats.steps):
+        engine.step(())
+    assert seen == [(ROWS, ROWS)] * 12
+    assert engine.scheduler.live == ROWS
+    engine.scheduler.check()
+
+
+def test_nobody_who_waits_is_admitted_while_planning_is_measured() -> None:
+    repeats = Repeats(rounds=2, steps=3)
+    engine = host_bench.decoding_engine(repeats)
+    host_bench.submit(engine, 50, prompt=8, generated=1)
+    for _ in range(repeats.rounds * repeats.steps):
+        host_bench.bare_step(engine)
+    stats = engine.scheduler.stats(0.0)
+    assert (stats.running, stats.waiting) == (ROWS, 50)
+
+
+def test_rows_a_second_counts_the_rows_of_requests_that_all_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a clock that says one second passed, the figure is the number of rows."""
+    now = iter([10.0, 11.0])
+    monkeypatch.setattr(host_bench.time, "perf_counter", lambda: next(now))
+    # five requests: one row for the prompt, whose last token samples, and two more
+    assert host_bench.rows_per_second(5, prompt=8, generated=3) == 15
+
+
+def test_the_instant_backend_samples_a_token_a_row() -> None:
+    backend = InstantBackend(4)
+    backend.sample(7, [None, None])  # type: ignore[list-item]
+    sampled = backend.collect(7)
+    assert list(sampled.tokens) == [0, 0]
+    assert list(sampled.logprobs) == [None, None]
