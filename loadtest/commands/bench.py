@@ -43,7 +43,7 @@ def bench(rounds: int, steps: int, waiting: tuple[int, ...], as_json: bool) -> N
     """Measure what the engine's own work costs, without a model.
 
     Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend, and
-    planning behind long queues. Needs no weights and takes about a minute.
+    planning behind long queues. Needs no weights and takes some twenty seconds.
 
     \b
     Examples:
