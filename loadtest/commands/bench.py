@@ -43,7 +43,7 @@ def bench(rounds: int, steps: int, waiting: tuple[int, ...], as_json: bool) -> N
     """Measure what the engine's own work costs, without a model.
 
     Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend, and
-    planning behind long queues. Needs no weights and takes some twenty seconds.
+    planning behind long queues, in CPU time. Needs no weights and takes some twenty seconds.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def _host_table(report: dict[str, Any]) -> Table:
         caption=f"{processor['model']}, {processor['cores']} cores, octavo "
         f"{report['versions']['octavo']}, Python {report['versions']['python']}",
     )
-    table.add_column("median of rounds")
+    table.add_column("median of rounds, CPU time")
     table.add_column("measured", justify="right")
     table.add_column("goal", justify="right")
     table.add_row("schedule + apply", _ms(report["scheduler_step_ms"]), "≤ 0.3 ms")

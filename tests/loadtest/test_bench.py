@@ -103,7 +103,7 @@ def test_rows_a_second_counts_the_rows_of_requests_that_all_end(
 ) -> None:
     """With a clock that says one second passed, the figure is the number of rows."""
     now = iter([10.0, 11.0])
-    monkeypatch.setattr(host_bench.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(host_bench.time, "thread_time", lambda: next(now))
     # five requests: one row for the prompt, whose last token samples, and two more
     assert host_bench.rows_per_second(5, prompt=8, generated=3) == 15
 
