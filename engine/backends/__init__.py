@@ -24,9 +24,9 @@ class LoadedModel:
 def load_on_cpu(
     path: Path, *, kv_memory_bytes: int | None = None, threads: int | None = None
 ) -> LoadedModel:
-    """Load a model file onto the CPU backend; see `engine.backends.cpu.create` for the errors."""
+    """Load a model onto the CPU backend; see `engine.backends.cpu.create` for the errors."""
     from engine.backends.cpu import create
-    from engine.models.gguf import read_config
+    from engine.models.files import read_config
 
     config = read_config(path)
     backend = create(path, kv_memory_bytes=kv_memory_bytes, threads=threads)

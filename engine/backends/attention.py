@@ -2,13 +2,13 @@
 
 Rows of one token (decodes) are computed together, in buckets of similar length:
 
-    slots   [R, T]   each row's own slots, then its first slot again as padding
+    slots   [R, T]   the slots that each row sees, then the first of them again as padding
     q       [R, kv_heads, group, head_dim]      the group stands where queries would
     k, v    [R, kv_heads, T, head_dim]          gathered once for all heads of a group
 
 Rows of more tokens (chunks) are computed one by one, in tiles of queries, so that a tile reads
-only the keys its last query sees and its mask stays small. A slot that holds no token of the row
-is never read: what is in it, NaN included, cannot leak.
+only the keys its queries see and its mask stays small. A slot that no query of the row sees is
+never read, be it before the window or without a token: what is in it, NaN included, cannot leak.
 """
 
 from __future__ import annotations
@@ -30,48 +30,66 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PagedAttention:
-    """Attention of one batch, as a function of one layer's queries and K/V pools.
+    """Attention of one batch, as a function of one layer's queries, K/V pools and window.
 
     queries: [tokens, heads, head_dim]; keys, values: [blocks, BLOCK, kv_heads, head_dim], this
-    step's tokens already written. Returns [tokens, heads, head_dim].
+    step's tokens already written. window: how many tokens a query sees, itself included; None for
+    all before it. Returns [tokens, heads, head_dim].
     """
 
     def __init__(self, batch: Batch) -> None:
-        lengths = np.diff(batch.qo_indptr)
-        self._buckets = [_Decodes(batch, rows) for rows in _buckets(batch, lengths)]
-        self._chunks = [_Chunk(batch, int(row)) for row in np.flatnonzero(lengths > 1)]
+        self._batch = batch
+        self._plans: dict[int | None, _Plan] = {}
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None
+    ) -> Tensor:
+        if window not in self._plans:
+            self._plans[window] = _Plan(self._batch, window)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [slots, kv_heads, head_dim]
         out = torch.empty_like(queries)
-        for bucket in self._buckets:
-            bucket.attend(queries, keys, values, out)
-        for chunk in self._chunks:
-            chunk.attend(queries, keys, values, out)
+        for part in self._plans[window].parts:
+            part.attend(queries, keys, values, out)
         return out
 
 
-def _buckets(batch: Batch, lengths: npt.NDArray[np.int32]) -> Iterator[Int64]:
-    """The one-token rows, grouped by the power of two above their block count.
+class _Plan:
+    """What is read and masked for the layers of one window, worked out once a step."""
 
-    Padding a bucket to its longest row then reads less than twice what its rows hold.
+    def __init__(self, batch: Batch, window: int | None) -> None:
+        lengths = np.diff(batch.qo_indptr)
+        kv_lens = batch.kv_lens.astype(np.int64)
+        # The first token of each row that its first query sees.
+        first = np.zeros_like(kv_lens) if window is None else kv_lens - lengths + 1 - window
+        first = np.maximum(first, 0)
+        self.parts: list[_Decodes | _Chunk] = [
+            _Decodes(batch, rows, first[rows]) for rows in _buckets(lengths, kv_lens - first)
+        ]
+        self.parts += [
+            _Chunk(batch, int(row), int(first[row]), window) for row in np.flatnonzero(lengths > 1)
+        ]
+
+
+def _buckets(lengths: npt.NDArray[np.int32], seen: Int64) -> Iterator[Int64]:
+    """The one-token rows, grouped by the power of two above the number of blocks they see.
+
+    Padding a bucket to its longest row then reads less than twice what its rows see.
     """
     rows = np.flatnonzero(lengths == 1)
-    blocks = np.diff(batch.kv_indptr)[rows]
-    sizes = np.ceil(np.log2(blocks))
+    sizes = np.ceil(np.log2(-(-seen[rows] // BLOCK)))
     for size in np.unique(sizes):
         yield rows[sizes == size]
 
 
 class _Decodes:
-    """Rows of one query each."""
+    """Rows of one query each, which sees the tokens from position `first` of its row."""
 
-    def __init__(self, batch: Batch, rows: Int64) -> None:
-        kv_lens = batch.kv_lens[rows].astype(np.int64)
-        position = np.arange(kv_lens.max())
-        held = position < kv_lens[:, None]
-        # Padding reads position 0 again, which every row holds.
-        slots = _slots(batch, rows[:, None], np.where(held, position, 0))
+    def __init__(self, batch: Batch, rows: Int64, first: Int64) -> None:
+        seen = batch.kv_lens[rows] - first
+        offset = np.arange(seen.max())
+        held = offset < seen[:, None]
+        # Padding reads the first token again.
+        slots = _slots(batch, rows[:, None], first[:, None] + np.where(held, offset, 0))
         self._tokens = torch.from_numpy(batch.qo_indptr[rows].astype(np.int64))
         self._shape = slots.shape
         self._slots = torch.from_numpy(slots.ravel())
@@ -89,15 +107,16 @@ class _Decodes:
 
 
 class _Chunk:
-    """One row of several queries, the last positions of its KV."""
+    """One row of several queries, the last positions of its KV; reads from position `first`."""
 
-    def __init__(self, batch: Batch, row: int) -> None:
+    def __init__(self, batch: Batch, row: int, first: int, window: int | None) -> None:
         self._first = int(batch.qo_indptr[row])
         count = int(batch.qo_indptr[row + 1]) - self._first
         kv_len = int(batch.kv_lens[row])
-        self._slots = torch.from_numpy(_slots(batch, np.array(row), np.arange(kv_len)))
+        self._slots = torch.from_numpy(_slots(batch, np.array(row), np.arange(first, kv_len)))
+        before = kv_len - count - first
         self._tiles = [
-            _causal_mask(start, min(start + TILE, count), kv_len - count)
+            _Tile(start, min(start + TILE, count), before, window)
             for start in range(0, count, TILE)
         ]
 
@@ -109,31 +128,38 @@ class _Chunk:
             pool.index_select(0, self._slots).transpose(0, 1)[:, None].expand(-1, group, -1, -1)
             for pool in (keys, values)
         )
-        begin = self._first
-        for mask in self._tiles:
-            tile = slice(begin, begin + len(mask))
-            seen = mask.shape[1]
-            q = queries[tile].unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
+        for tile in self._tiles:
+            rows = slice(self._first + tile.start, self._first + tile.stop)
+            q = queries[rows].unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
             result = functional.scaled_dot_product_attention(
-                q, k[:, :, :seen], v[:, :, :seen], attn_mask=mask
+                q, k[:, :, tile.seen], v[:, :, tile.seen], attn_mask=tile.mask
             )
-            out[tile] = result.permute(2, 0, 1, 3).flatten(1, 2)
-            begin = tile.stop
+            out[rows] = result.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+class _Tile:
+    """Queries start..stop of a chunk that has `before` earlier tokens; and what they see.
+
+    seen: the tokens that any of them sees. mask: [stop - start, tokens seen]; `is_causal` of
+    torch would align query 0 with key 0, which is wrong when there are tokens before.
+    """
+
+    def __init__(self, start: int, stop: int, before: int, window: int | None) -> None:
+        self.start, self.stop = start, stop
+        first = 0 if window is None else max(before + start + 1 - window, 0)
+        self.seen = slice(first, before + stop)
+        query = before + np.arange(start, stop)[:, None]
+        key = np.arange(first, before + stop)
+        seen = key <= query
+        if window is not None:
+            seen &= key > query - window
+        self.mask = _mask(seen)
 
 
 def _slots(batch: Batch, rows: Int64, positions: Int64) -> Int64:
     """Cache slots of these positions of these rows (the two broadcast)."""
     blocks = batch.kv_indices[batch.kv_indptr[rows] + positions // BLOCK].astype(np.int64)
     return blocks * BLOCK + positions % BLOCK
-
-
-def _causal_mask(start: int, stop: int, before: int) -> Tensor:
-    """Mask [stop - start, before + stop] of queries start..stop behind `before` earlier tokens.
-
-    `is_causal` of torch would align query 0 with key 0, which is wrong when before > 0.
-    """
-    query = np.arange(start, stop)[:, None]
-    return _mask(np.arange(before + stop) <= before + query)
 
 
 def _mask(seen: npt.NDArray[np.bool_]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The CPU backend: a Llama in float32 torch over a paged KV cache."""
+"""The CPU backend: a decoder in float32 torch over a paged KV cache."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from engine.batch import BLOCK, Batch, Int32
 from engine.controls import Sampled, SampleRow
 from engine.errors import ConfigurationError, RowFault
 from engine.models.config import ModelConfig
-from engine.models.gguf import load_weights, read_config
-from engine.models.llama import Inputs, KVCache, Weights, forward, rope_table
+from engine.models.decoder import Inputs, KVCache, forward
+from engine.models.files import load_weights, read_config
+from engine.models.rope import rope_table
+from engine.models.weights import Weights
 
 FLOAT32_BYTES = 4
 
@@ -26,11 +28,11 @@ def create(
     kv_memory_bytes: int | None = None,
     threads: int | None = None,
 ) -> CPUBackend:
-    """Load the model in `path` and set up its KV cache.
+    """Load the model at `path`, a GGUF file or a Hugging Face folder, and set up its KV cache.
 
     kv_memory_bytes: None for `auto_kv_bytes()`. threads: of torch, for the whole process; None
-    leaves torch's choice. Raises ModelError for a file that cannot be served, ConfigurationError
-    if the memory does not hold one block.
+    leaves torch's choice. Raises ModelError for a model that cannot be served,
+    ConfigurationError if the memory does not hold one block.
     """
     config = read_config(path)
     memory = auto_kv_bytes() if kv_memory_bytes is None else kv_memory_bytes

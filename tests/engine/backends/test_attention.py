@@ -24,24 +24,30 @@ def tables(rng: np.random.Generator, *kv_lens: int) -> list[list[int]]:
 
 
 def assert_equals_reference(
-    batch: Batch, rng: np.random.Generator, group: int = 3, head_dim: int = 16
+    batch: Batch,
+    rng: np.random.Generator,
+    group: int = 3,
+    head_dim: int = 16,
+    window: int | None = None,
 ) -> None:
-    """Compare over random pools in which every slot that holds no token is NaN."""
+    """Compare over random pools in which every slot that no query sees is NaN."""
     shape = (BLOCKS, BLOCK, KV_HEADS, head_dim)
     keys, values = rng.standard_normal((2, *shape), dtype=np.float32)
-    keys[~held(batch)] = values[~held(batch)] = np.nan
+    unseen = ~seen(batch, window)
+    keys[unseen] = values[unseen] = np.nan
     queries = rng.standard_normal((batch.tokens, KV_HEADS * group, head_dim), dtype=np.float32)
-    out = PagedAttention(batch)(*map(torch.from_numpy, (queries, keys, values)))
-    expected = reference.paged_attention(batch, queries, keys, values)
+    out = PagedAttention(batch)(*map(torch.from_numpy, (queries, keys, values)), window)
+    expected = reference.paged_attention(batch, queries, keys, values, window)
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=2e-6)
 
 
-def held(batch: Batch) -> np.ndarray:
-    """Which slots [blocks, BLOCK] hold a token of a row."""
+def seen(batch: Batch, window: int | None) -> np.ndarray:
+    """Which slots [blocks, BLOCK] hold a token that a query of its row sees."""
     slots = np.zeros((BLOCKS, BLOCK), dtype=bool)
     for i, kv_len in enumerate(batch.kv_lens):
         table = batch.kv_indices[batch.kv_indptr[i] : batch.kv_indptr[i + 1]]
-        for j in range(kv_len):
+        first_query = kv_len - (batch.qo_indptr[i + 1] - batch.qo_indptr[i])
+        for j in range(0 if window is None else max(first_query - window + 1, 0), kv_len):
             slots[table[j // BLOCK], j % BLOCK] = True
     return slots
 
@@ -81,6 +87,35 @@ def test_tiles_do_not_change_a_chunk(tile: int, monkeypatch: pytest.MonkeyPatch)
     assert_equals_reference(make_batch([row(table, 60, 40)]), rng)
 
 
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 500])
+@pytest.mark.parametrize("tile", [7, 256])
+def test_a_window_hides_what_lies_before_it(
+    window: int, tile: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention, "TILE", tile)
+    rng = np.random.default_rng(window)
+    kv_lens = 5, 100, 17, 60, 33, 48
+    counts = 1, 1, 1, 20, 33, 2
+    batch = make_batch(
+        [row(*each) for each in zip(tables(rng, *kv_lens), kv_lens, counts, strict=True)]
+    )
+    assert_equals_reference(batch, rng, window=window)
+
+
+def test_layers_of_different_windows_share_one_attention():
+    rng = np.random.default_rng(3)
+    batch = make_batch(
+        [row(t, n, c) for t, n, c in zip(tables(rng, 40, 40), (40, 40), (1, 9), strict=True)]
+    )
+    shape = (BLOCKS, BLOCK, KV_HEADS, 16)
+    keys, values = map(torch.from_numpy, rng.standard_normal((2, *shape), dtype=np.float32))
+    queries = torch.from_numpy(rng.standard_normal((batch.tokens, KV_HEADS, 16), dtype=np.float32))
+    shared = PagedAttention(batch)
+    for window in (None, 8, 3, None, 8):
+        alone = PagedAttention(batch)(queries, keys, values, window)
+        assert torch.equal(shared(queries, keys, values, window), alone)
+
+
 def test_decodes_of_very_different_lengths():
     rng = np.random.default_rng(1)
     kv_lens = 1, 700, 16, 17, 90, 64, 65, 300
@@ -105,3 +140,4 @@ def test_random_batches(seed: int):
     )
     group = int(rng.choice([1, 2, 3, 4, 8]))
     assert_equals_reference(batch, rng, group)
+    assert_equals_reference(batch, rng, group, window=int(rng.integers(1, 50)))

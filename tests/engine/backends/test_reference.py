@@ -47,6 +47,16 @@ def test_queries_are_the_last_positions_of_their_kv():
     assert out.ravel() == pytest.approx([2.0, 3.0])
 
 
+@pytest.mark.parametrize(("window", "seen"), [(1, [4, 6]), (2, [3, 5]), (3, [2, 4]), (9, [2, 3])])
+def test_a_window_counts_the_query_itself(window: int, seen: list[float]):
+    keys, values = pools(1)
+    keys[0, :4] = 0.0
+    values[0, :4, 0, 0] = 0.0, 2.0, 4.0, 6.0
+    batch = make_batch([Work([0], 2, [0, 0])])  # positions 2 and 3 of 4
+    out = paged_attention(batch, np.ones((2, 1, 1)), keys, values, window)
+    assert out.ravel() == pytest.approx(seen)
+
+
 def test_the_block_table_says_where_positions_live():
     keys, values = pools(3)
     keys[[2, 0]] = 0.0

@@ -1,6 +1,7 @@
 """Reading GGUF files: what comes out, and what is said about files that cannot be served."""
 
 import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,16 @@ import torch
 from gguf import GGMLQuantizationType
 
 from engine.errors import ModelError
+from engine.models.config import LinearScaling, YarnScaling
 from engine.models.gguf import load_weights, read_config
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
 
 QUANTISABLE = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 64,
+}
 
 
 @pytest.fixture
@@ -69,6 +76,51 @@ def test_keys_that_may_be_left_out_have_llama_cpps_defaults(
     config = dataclasses.replace(CONFIG, **{field: value})
     write_gguf(path, random_tensors(config), config=config, fields={key: None})
     assert getattr(read_config(path), field) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling"),
+    [
+        ({}, None),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 2.0}, None),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1.0}, None),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+            LinearScaling(2.0),
+        ),
+        ({"llama.rope.scaling.factor": 2.0}, LinearScaling(2.0)),
+        ({"llama.rope.scale_linear": 4.0}, LinearScaling(4.0)),
+        (YARN, YarnScaling(4.0, 64, 0.1 * math.log(4) + 1)),
+        (YARN | {"llama.rope.scaling.attn_factor": 0.5}, YarnScaling(4.0, 64, 0.56931472)),
+        (YARN | {"llama.rope.scaling.yarn_attn_factor": 1.5}, YarnScaling(4.0, 64, 1.5)),
+        (YARN | {"llama.rope.scaling.yarn_log_multiplier": 1.0}, YarnScaling(4.0, 64, 1.0)),
+        (
+            YARN
+            | {
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 2.0,
+                "llama.rope.scaling.original_context_length": None,
+            },
+            YarnScaling(4.0, CONFIG.context_length, 0.1 * math.log(4) + 1, 16.0, 2.0),
+        ),
+    ],
+)
+def test_rope_scaling_is_read(path: Path, fields: dict[str, Any], scaling: Any):
+    write_gguf(path, random_tensors(), fields=fields)
+    found = read_config(path).rope_scaling
+    assert type(found) is type(scaling)
+    if scaling is not None:
+        assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(scaling))
+
+
+def test_yarn_reaches_beyond_the_context_of_the_training(path: Path):
+    write_gguf(path, random_tensors(), fields=YARN)
+    assert read_config(path).context_length == 256
+
+
+def test_a_sliding_window_is_every_layers(path: Path):
+    write_gguf(path, random_tensors(), fields={"llama.attention.sliding_window": 7})
+    assert read_config(path).layer_windows == (7, 7)
 
 
 @pytest.mark.parametrize("kind", QUANTISABLE)
@@ -141,7 +193,7 @@ def test_a_file_whose_array_reaches_beyond_its_end_is_refused(path: Path):
 
 def test_another_architecture_is_refused(path: Path):
     write_gguf(path, random_tensors(), architecture="mamba")
-    assert "'mamba' is not supported" in refusal(path)
+    assert "'mamba' is not supported; supported: 'llama', 'qwen2', 'qwen3'" in refusal(path)
 
 
 def test_a_missing_tensor_is_named_with_its_shape(path: Path):
@@ -159,11 +211,34 @@ def test_a_wrong_shape_is_named_beside_the_right_one(path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.0.ffn_gate_exps.weight"]
+    "name", ["blk.1.attn_q.bias", "rope_factors_long.weight", "blk.0.ffn_gate_exps.weight"]
 )
 def test_a_tensor_that_would_be_left_out_is_refused(path: Path, name: str):
     write_gguf(path, random_tensors() | {name: np.ones(8, dtype=np.float32)})
     assert f"tensor {name} is of a kind that is not supported" in refusal(path)
+
+
+def test_a_bias_on_some_of_queries_keys_and_values_is_refused(path: Path):
+    bias = {"blk.0.attn_q.bias": np.ones(64, dtype=np.float32)}
+    write_gguf(path, random_tensors() | bias)
+    assert "tensor blk.0.attn_k.bias is missing (expected shape (32,))" in refusal(path)
+
+
+def test_qwen2_without_its_bias_is_refused(path: Path):
+    write_gguf(path, random_tensors(), architecture="qwen2")
+    assert "tensor blk.0.attn_q.bias is missing (expected shape (64,))" in refusal(path)
+
+
+def test_rope_divisors_for_another_head_size_are_refused(path: Path):
+    write_gguf(path, random_tensors() | {"rope_freqs.weight": np.ones(4, dtype=np.float32)})
+    assert "tensor rope_freqs.weight has shape (4,), expected (8,)" in refusal(path)
+
+
+def test_rope_divisors_beside_another_scaling_are_refused(path: Path):
+    divisors = {"rope_freqs.weight": np.ones(8, dtype=np.float32)}
+    fields = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    write_gguf(path, random_tensors() | divisors, fields=fields)
+    assert "rope_freqs.weight beside rope scaling 'linear'" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +249,17 @@ def test_a_tensor_that_would_be_left_out_is_refused(path: Path, name: str):
         ({"llama.block_count": 0}, "llama.block_count should be a positive number, not 0"),
         ({"llama.attention.head_count_kv": [2, 2]}, "head_count_kv is a list"),
         ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3 KV heads"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.factor is missing"),
+        (YARN | {"llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor must be 1"),
+        ({"llama.rope.scaling.alpha": 8.0}, "llama.rope.scaling.alpha is not supported"),
+        ({"llama.attention.sliding_window_pattern": 2}, "sliding_window_pattern is not supported"),
+        ({"llama.attention.sliding_window": 0}, "sliding_window should be a positive number"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count 8 differs"),
+        (
+            {"llama.attention.key_length": 17, "llama.rope.dimension_count": 17},
+            "an odd head size, 17,",
+        ),
         ({"llama.attention.value_length": 32}, "attention.value_length 32 differs"),
         (
             {"llama.embedding_length": 48, "llama.rope.dimension_count": None},

@@ -93,7 +93,7 @@ def write_gguf(
     """
     writer = GGUFWriter(path, architecture)
     for key, value in (metadata(config) | dict(fields or {})).items():
-        _add_field(writer, key, value)
+        _add_field(writer, key.replace("llama.", f"{architecture}.", 1), value)
     stored = {}
     for name, values in tensors.items():
         data, stored[name] = _encode(_llama_cpp_order(name, values, config), name, kind)

@@ -1,0 +1,73 @@
+"""The weights of a model, as the decoder reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. Matrices are [outputs, inputs]; q, k, v and gate, up are stacked.
+
+    Rows of q and k are in the order of Hugging Face, which rotates dimension i of a head with
+    i + head_dim / 2. What a model does not have is None.
+    """
+
+    attn_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    qkv_bias: Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    attn_out: Tensor  # [hidden, heads * head_dim]
+    attn_out_bias: Tensor | None  # [hidden]
+    ffn_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * ffn, hidden]
+    down: Tensor  # [hidden, ffn]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A whole model. A tied head is the embedding itself, held once."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]
+
+
+def assemble(config: ModelConfig, load: Callable[[str], Tensor]) -> Weights:
+    """The weights of a model whose tensors `load` gives, by the names of `engine.models.shapes`."""
+    embedding = load("token_embd.weight")
+    return Weights(
+        embedding=embedding,
+        layers=tuple(_layer(config, load, f"blk.{index}.") for index in range(config.layers)),
+        norm=load("output_norm.weight"),
+        head=embedding if config.tied_head else load("output.weight"),
+    )
+
+
+def _layer(config: ModelConfig, load: Callable[[str], Tensor], prefix: str) -> LayerWeights:
+    def stacked(*names: str) -> Tensor:
+        return torch.cat([load(prefix + name) for name in names])
+
+    def optional(present: bool, *names: str) -> Tensor | None:
+        return stacked(*names) if present else None
+
+    return LayerWeights(
+        attn_norm=load(prefix + "attn_norm.weight"),
+        qkv=stacked("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+        qkv_bias=optional(config.attention_bias, "attn_q.bias", "attn_k.bias", "attn_v.bias"),
+        q_norm=optional(config.qk_norm, "attn_q_norm.weight"),
+        k_norm=optional(config.qk_norm, "attn_k_norm.weight"),
+        attn_out=load(prefix + "attn_output.weight"),
+        attn_out_bias=optional(config.output_bias, "attn_output.bias"),
+        ffn_norm=load(prefix + "ffn_norm.weight"),
+        gate_up=stacked("ffn_gate.weight", "ffn_up.weight"),
+        down=load(prefix + "ffn_down.weight"),
+    )
