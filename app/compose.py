@@ -26,8 +26,9 @@ from app.model_files import ensure_default_model
 from app.policy_loader import load_policy
 from app.problems import Problem, refuse
 from app.service import Service
+from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
-from app.text.tokenizer import ByteTokenizer, GGUFTokenizer, Tokenizer
+from app.text.tokenizer import ByteTokenizer
 from engine.backends import LoadedModel, load_on_cpu
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
@@ -56,7 +57,7 @@ def compose(config: Config, console: Console) -> House:
     """Load the model and put the parts together. Raises ConfigurationError."""
     clock = MonotonicClock()
     path = _model_path(config, console)
-    tokenizer: Tokenizer = ByteTokenizer() if path is None else GGUFTokenizer.from_file(path)
+    tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
     cost = _simulated_cost(config)
     policy = load_policy(config.scheduler, Services(cost=cost, rng=random.Random(0)))
     model = _load_model(config, path, cost)
@@ -84,7 +85,7 @@ def compose(config: Config, console: Console) -> House:
 
 
 def _model_path(config: Config, console: Console) -> Path | None:
-    """The model file; None where the simulated backend is to do without."""
+    """The model file or folder; None where the simulated backend is to do without."""
     if config.model.path != "auto":
         return Path(config.model.path)
     if config.engine.backend == "simulated":

@@ -69,7 +69,10 @@ class ServerConfig(Section):
 class ModelConfig(Section):
     """The model that is served."""
 
-    path: Name = Field(default="auto", description="a .gguf file; auto is the default model")
+    path: Name = Field(
+        default="auto",
+        description="a .gguf file or a Hugging Face folder; auto is the default model",
+    )
     name: Name | None = Field(
         default=None, description="name in the API; null derives it from the model or its file"
     )
@@ -87,7 +90,9 @@ class ModelConfig(Section):
         """The name under which clients ask for the model."""
         if self.name is not None:
             return self.name
-        return DEFAULT_MODEL_NAME if self.path == "auto" else Path(self.path).stem
+        if self.path == "auto":
+            return DEFAULT_MODEL_NAME
+        return Path(self.path).absolute().name.removesuffix(".gguf")
 
 
 class SimulatedConfig(Section):

@@ -20,7 +20,7 @@ import orjson
 from app.model_files import cache_directory, write_atomically
 from engine.errors import ModelError
 
-_FORMAT = 1
+_FORMAT = 2
 """Layout of a cache entry; entries of another layout are made anew."""
 
 
@@ -30,7 +30,7 @@ class TokenizerMetadata:
 
     tokens and token_types (`gguf.TokenType`) are indexed by token id; a merge is two token texts
     joined by a space. model is the algorithm ("gpt2" is byte-level BPE), pre names how text is cut
-    into words before it.
+    into words before it. add_bos is None where the file leaves it to `pre`.
     """
 
     model: str
@@ -41,7 +41,7 @@ class TokenizerMetadata:
     eos_ids: Sequence[int]
     eos_id: int | None
     bos_id: int | None
-    add_bos: bool
+    add_bos: bool | None
     chat_template: str | None
     context_length: int | None
 
@@ -137,7 +137,7 @@ def _metadata(path: Path, values: dict[str, Any], context_length: int | None) ->
         eos_ids=sorted({token for token in ends if token is not None}),
         eos_id=ends[0],
         bos_id=bos,
-        add_bos=values.get("tokenizer.ggml.add_bos_token", False),
+        add_bos=values.get("tokenizer.ggml.add_bos_token"),
         chat_template=values.get("tokenizer.chat_template"),
         context_length=context_length,
     )

@@ -101,7 +101,7 @@ def encode_segments(tokenizer: Tokenizer, segments: Iterable[Segment]) -> list[i
         if segment.control:
             ids.append(tokenizer.control[segment.text])
         else:
-            ids.extend(tokenizer.encode(segment.text))
+            ids.extend(tokenizer.encode(segment.text, continues=bool(ids)))
     return ids
 
 

@@ -7,18 +7,11 @@ that nothing a user types can become one; a chat template's own are put in by `e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
 import tokenizers
-from gguf import TokenType
-from tokenizers import models, pre_tokenizers
-from tokenizers.pre_tokenizers import PreTokenizer
-
-from app.text.gguf_metadata import TokenizerMetadata, load_metadata
-from engine.errors import ModelError
 
 CHATML_TEMPLATE = """\
 {% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}\
@@ -65,8 +58,12 @@ class Tokenizer(Protocol):
         """Source of the model's chat template."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, never a control token. Raises ValueError for a lone surrogate."""
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
+        """Token ids of `text`, never a control token. Raises ValueError for a lone surrogate.
+
+        continues: the text follows other tokens. Some vocabularies put a space before the first
+        word of a text only.
+        """
         ...
 
     def fewest_tokens(self, text: str) -> int:
@@ -119,12 +116,12 @@ class PieceTokenizer(ABC):
         self.chat_template = chat_template
 
     @abstractmethod
-    def _encode(self, text: str) -> list[int]:
-        """Token ids of a text without lone surrogates."""
+    def _encode(self, text: str, continues: bool) -> list[int]:
+        """Token ids of a text without lone surrogates; see `Tokenizer.encode`."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, continues: bool = False) -> list[int]:
         reject_surrogates(text)
-        return self._encode(text)
+        return self._encode(text, continues)
 
     def fewest_tokens(self, text: str) -> int:
         return -(-len(text) // self._longest)
@@ -157,45 +154,8 @@ class ByteTokenizer(PieceTokenizer):
             chat_template=CHATML_TEMPLATE,
         )
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, continues: bool) -> list[int]:
         return list(text.encode())
-
-
-class GGUFTokenizer(PieceTokenizer):
-    """Byte-level BPE built from a GGUF file's vocabulary and merges.
-
-    A byte for which the vocabulary has no token (SmolLM2 lacks 21, of which six are ASCII control
-    characters) is left out by `encode`, as llama.cpp does.
-    """
-
-    def __init__(self, metadata: TokenizerMetadata) -> None:
-        """Raises ModelError for an algorithm or a pre-tokenizer that is not known."""
-        control = {
-            text: token
-            for token, text in enumerate(metadata.tokens)
-            if metadata.token_types[token] in (TokenType.CONTROL, TokenType.UNKNOWN)
-        }
-        self.metadata = metadata
-        self._bpe = _build_bpe(metadata, control)
-        super().__init__(
-            [_piece(*token) for token in zip(metadata.tokens, metadata.token_types, strict=True)],
-            control,
-            eos_ids=metadata.eos_ids,
-            prefix=_bos_prefix(metadata),
-            bos_token=_token_text(metadata, metadata.bos_id),
-            eos_token=_token_text(metadata, metadata.eos_id),
-            chat_template=metadata.chat_template,
-        )
-
-    @classmethod
-    def from_file(cls, path: Path) -> GGUFTokenizer:
-        """Build from the GGUF file at `path` (see `load_metadata`). Raises ModelError."""
-        return cls(load_metadata(path))
-
-    def _encode(self, text: str) -> list[int]:
-        # Tokenizer.encode holds the GIL throughout (2.5 s for 2 MB); encode_batch_fast lets go.
-        (encoding,) = self._bpe.encode_batch_fast([text], add_special_tokens=False)
-        return encoding.ids
 
 
 def reject_surrogates(text: str) -> None:
@@ -211,81 +171,9 @@ def reject_surrogates(text: str) -> None:
         ) from None
 
 
-def _smollm() -> PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-
-
-PRE_TOKENIZERS: Mapping[str, Callable[[], PreTokenizer]] = MappingProxyType({"smollm": _smollm})
-"""`tokenizer.ggml.pre` → how text is cut into words before the merges."""
-
-
-def _build_bpe(metadata: TokenizerMetadata, control: Mapping[str, int]) -> tokenizers.Tokenizer:
-    if metadata.model != "gpt2":
-        raise ModelError(
-            f"tokenizer.ggml.model is {metadata.model!r}; only gpt2 (byte-level BPE) is known"
-        )
-    pre_tokenizer = PRE_TOKENIZERS.get(metadata.pre or "")
-    if pre_tokenizer is None:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise ModelError(f"tokenizer.ggml.pre is {metadata.pre!r}; known are: {known}")
-    vocabulary = {text: token for token, text in enumerate(metadata.tokens) if text not in control}
-    merges = [_merge(text, vocabulary) for text in metadata.merges]
-    bpe = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    bpe.pre_tokenizer = pre_tokenizer()
-    bpe.add_tokens(_user_defined(metadata))
-    return bpe
-
-
-def _merge(text: str, vocabulary: Mapping[str, int]) -> tuple[str, str]:
-    left, _, right = text.partition(" ")
-    for token in (left, right, left + right):
-        if token not in vocabulary:
-            raise ModelError(f"tokenizer.ggml.merges has {text!r}, but {token!r} is no plain token")
-    return left, right
-
-
-def _user_defined(metadata: TokenizerMetadata) -> list[tokenizers.AddedToken]:
-    """Tokens that are found in plain text before it is cut into words, as llama.cpp does."""
-    return [
-        tokenizers.AddedToken(text, normalized=False)
-        for text, kind in zip(metadata.tokens, metadata.token_types, strict=True)
-        if kind == TokenType.USER_DEFINED
-    ]
-
-
-def _byte_alphabet() -> dict[int, int]:
-    """GPT-2's alphabet, letter → byte: visible Latin-1 for itself, the rest from U+0100 up."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(visible)]
-    return dict(zip(visible, visible, strict=True)) | {
-        0x100 + index: byte for index, byte in enumerate(hidden)
-    }
-
-
-_LETTER_TO_BYTE = _byte_alphabet()
-_ALPHABET = frozenset(map(chr, _LETTER_TO_BYTE))
-
-
-def _piece(text: str, kind: int) -> bytes:
-    """The bytes of a token whose text in the file is `text`."""
-    if kind == TokenType.BYTE:
-        return bytes([int(text.removeprefix("<0x").removesuffix(">"), 16)])
-    spelled_out = kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-    if spelled_out or not _ALPHABET.issuperset(text):
-        return text.encode()
-    return text.translate(_LETTER_TO_BYTE).encode("latin-1")
-
-
-def _bos_prefix(metadata: TokenizerMetadata) -> tuple[int, ...]:
-    if metadata.add_bos and metadata.bos_id is not None:
-        return (metadata.bos_id,)
-    return ()
-
-
-def _token_text(metadata: TokenizerMetadata, token: int | None) -> str:
-    return "" if token is None else metadata.tokens[token]
+def encode_ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Token ids that the library gives for `text`, found while other threads run."""
+    # Tokenizer.encode holds the GIL throughout (2.5 s for 2 MB); encode_batch_fast lets go.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids

@@ -53,8 +53,14 @@ def test_a_pool_of_exactly_one_full_request_is_accepted() -> None:
     [
         (ModelConfig(), "smollm2-135m-instruct"),
         (ModelConfig(path="weights/My-Model.Q8_0.gguf"), "My-Model.Q8_0"),
+        (ModelConfig(path="weights/Qwen2.5-0.5B"), "Qwen2.5-0.5B"),
+        (ModelConfig(path="weights/Qwen2.5-0.5B/"), "Qwen2.5-0.5B"),
         (ModelConfig(path="a.gguf", name="house-model"), "house-model"),
     ],
 )
 def test_the_served_name_is_given_or_derived(model: ModelConfig, name: str) -> None:
     assert model.served_name == name
+
+
+def test_a_folder_that_is_named_by_a_dot_has_its_own_name() -> None:
+    assert ModelConfig(path=".").served_name == Path.cwd().name

@@ -90,7 +90,7 @@ async def test_leavers_leave_nothing_behind_in_20_rounds_of_64_clients() -> None
 async def test_leavers_leave_nothing_behind_on_the_real_model() -> None:
     if not MODEL.exists():
         pytest.skip("the default model is not there (make model)")
-    from app.text.tokenizer import GGUFTokenizer
+    from app.text.gguf_tokenizer import GGUFTokenizer
     from engine.backends.cpu import create
 
     backend = create(MODEL, kv_memory_bytes=64 * 2**20)

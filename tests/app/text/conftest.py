@@ -8,7 +8,7 @@ import gguf
 import pytest
 
 from app.model_files import DEFAULT_MODEL
-from app.text.tokenizer import GGUFTokenizer
+from app.text.gguf_tokenizer import GGUFTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 TINY_TOKENS = [

@@ -19,7 +19,7 @@ class FakeTokenizer(PieceTokenizer):
         pieces = [b"DEF", b" ", b"\xf0\x9f", b"\xa6\x99", b"<eos>", b"STOP"]
         super().__init__(pieces, {"<eos>": EOS}, eos_ids={EOS})
 
-    def _encode(self, text):
+    def _encode(self, text, continues):
         raise AssertionError("nothing is encoded here")
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.text.tokenizer import ByteTokenizer, GGUFTokenizer, encode_prompt
+from app.text.gguf_tokenizer import GGUFTokenizer
+from app.text.tokenizer import ByteTokenizer, encode_prompt
 from engine.errors import ModelError
 
 REFERENCE = Path(__file__).parents[2] / "fixtures" / "smollm2_tokens.jsonl"
@@ -86,6 +87,12 @@ def test_merges_apply_in_their_order(tiny_gguf):
     assert pieces == [b"abc", b" abc", b"ab"]
 
 
+@pytest.mark.parametrize(("pre", "ids"), [("smollm", [b"ab", b"c"]), ("llama3", [b"abc"])])
+def test_llama_3_takes_a_word_that_is_a_token_whatever_the_merges_say(tiny_gguf, pre, ids):
+    tokenizer = GGUFTokenizer.from_file(tiny_gguf(pre=pre, merges=["a b"]))
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("abc")] == ids
+
+
 def test_every_kind_of_token_has_its_bytes(tiny_gguf):
     tokenizer = GGUFTokenizer.from_file(tiny_gguf())
     assert tokenizer.token_bytes(1) == b"<|im_start|>"
@@ -109,21 +116,35 @@ def test_a_byte_without_a_token_is_left_out(tiny_gguf):
     assert tokenizer.decode(tokenizer.encode("aXb")) == "ab"
 
 
-@pytest.mark.parametrize(("add_bos", "prefix"), [(True, [1]), (False, [])])
-def test_bos_comes_only_where_the_file_says_so(tiny_gguf, add_bos, prefix):
-    tokenizer = GGUFTokenizer.from_file(tiny_gguf(add_bos=add_bos))
+@pytest.mark.parametrize(
+    ("add_bos", "pre", "prefix"),
+    [
+        (True, "smollm", [1]),
+        (False, "smollm", []),
+        (None, "smollm", []),
+        (None, "qwen2", []),
+        (None, "llama-bpe", [1]),
+        (None, "tekken", [1]),
+        (False, "tekken", []),
+    ],
+)
+def test_bos_comes_where_the_file_says_so_or_else_the_pre_tokenizer(
+    tiny_gguf, add_bos, pre, prefix
+):
+    tokenizer = GGUFTokenizer.from_file(tiny_gguf(add_bos=add_bos, pre=pre))
     assert encode_prompt(tokenizer, "abc") == [*prefix, *tokenizer.encode("abc")]
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name(tiny_gguf):
-    with pytest.raises(ModelError, match="'martian'; known are: smollm"):
+    known = "known are: default, gpt-2, llama-bpe, llama-v3, llama3, qwen2, smollm, tekken"
+    with pytest.raises(ModelError, match=rf"tiny\.gguf: .*'martian'; {known}"):
         GGUFTokenizer.from_file(tiny_gguf(pre="martian"))
-    with pytest.raises(ModelError, match="None; known are: smollm"):
+    with pytest.raises(ModelError, match=f"None; {known}"):
         GGUFTokenizer.from_file(tiny_gguf(pre=None))
 
 
 def test_another_algorithm_is_refused_by_name(tiny_gguf):
-    with pytest.raises(ModelError, match="'llama'; only gpt2"):
+    with pytest.raises(ModelError, match=r"tiny\.gguf: .*'llama'; only gpt2"):
         GGUFTokenizer.from_file(tiny_gguf(model="llama"))
 
 
