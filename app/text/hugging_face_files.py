@@ -42,16 +42,22 @@ def read_text_files(folder: Path) -> TextFiles:
     vocab = model.get("vocab_size")
     if not isinstance(vocab, int):
         raise ModelError(f"{folder / 'config.json'}: vocab_size is missing")
-    return TextFiles(
-        path=path,
-        tokenizer=tokenizer,
-        bos_token=_token_text(config.get("bos_token")),
-        eos_token=_token_text(config.get("eos_token")),
-        add_bos=config.get("add_bos_token"),
-        eos_ids=_ids(generation.get("eos_token_id", model.get("eos_token_id"))),
-        vocab=vocab,
-        chat_template=_chat_template(folder, config),
-    )
+    try:
+        return TextFiles(
+            path=path,
+            tokenizer=tokenizer,
+            bos_token=_token_text(config.get("bos_token")),
+            eos_token=_token_text(config.get("eos_token")),
+            add_bos=config.get("add_bos_token"),
+            eos_ids=_ids(generation.get("eos_token_id", model.get("eos_token_id"))),
+            vocab=vocab,
+            chat_template=_chat_template(folder, config),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder}: bos_token, eos_token, eos_token_id or chat_template has a form "
+            f"that is not known ({error!r})"
+        ) from error
 
 
 def _read(path: Path) -> Json:
@@ -80,7 +86,7 @@ def _token_text(token: str | Json | None) -> str:
 def _ids(ids: int | Sequence[int] | None) -> frozenset[int]:
     if ids is None:
         return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset(map(int, [ids] if isinstance(ids, int) else ids))
 
 
 def _chat_template(folder: Path, config: Json) -> str | None:

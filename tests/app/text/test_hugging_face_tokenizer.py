@@ -241,6 +241,9 @@ def test_a_damaged_file_is_named(load, tmp_path: Path, name: str, content: str):
             r"pre_tokenizer and decoder \(Whitespace\) are not supported",
         ),
         ({"config": {"vocab_size": None}}, "vocab_size is missing"),
+        ({"config": {"eos_token_id": "two"}}, "eos_token_id or chat_template has a form"),
+        ({"tokenizer_config": {"eos_token": {"text": "x"}}}, "has a form .*content"),
+        ({"tokenizer_config": {"chat_template": ["x"]}}, "has a form"),
         ({"config": {"eos_token_id": 9999}}, "eos_token_id 9999 is outside"),
         (
             {"tokenizer_config": {"add_bos_token": True, "bos_token": None}},
