@@ -34,9 +34,10 @@ from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
-from engine.cost import LinearCost
+from engine.cost import FittedCost, LearningCost, LinearCost
+from engine.limits import Limits
 from engine.loop import Engine
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.thread import EngineThread
 from policies.base import Policy, Services
 
@@ -58,9 +59,10 @@ def compose(config: Config, console: Console) -> House:
     clock = MonotonicClock()
     path = _model_path(config, console)
     tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
-    cost = _simulated_cost(config)
+    simulated = _simulated_cost(config)
+    cost = FittedCost(simulated) if path is None else FittedCost()
     policy = load_policy(config.scheduler, Services(cost=cost, rng=random.Random(0)))
-    model = _load_model(config, path, cost)
+    model = _load_model(config, path, simulated)
     max_model_len = _max_model_len(config, model)
     bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
     engine = _engine(config, policy, model, max_model_len, clock, cost, bridge)
@@ -140,7 +142,7 @@ def _engine(
     model: LoadedModel,
     max_model_len: int,
     clock: Clock,
-    cost: LinearCost,
+    cost: LearningCost,
     bridge: Bridge,
 ) -> Engine:
     limits = Limits(

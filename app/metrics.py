@@ -189,10 +189,12 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_recomputed_tokens", "Tokens computed again", totals.recomputed_tokens),
         ("octavo_preemptions", "Requests that gave their blocks back", totals.preemptions),
         ("octavo_requests_arrived", "Requests that reached the engine", totals.arrived),
-        ("octavo_requests_admitted", "Admissions, again after preemption too", totals.admitted),
+        ("octavo_requests_admitted", "Requests that were let in", totals.admitted),
+        ("octavo_forced_admissions", "Admissions the guard gave away", stats.forced_admissions),
+        ("octavo_policy_faults", "What the policy did wrong, of any kind", stats.policy_faults),
     ):
         yield CounterMetricFamily(name, help, value=value)
     ended = CounterMetricFamily("octavo_requests_ended", "Requests by outcome", labels=("outcome",))
-    for outcome in ("finished", "rejected", "cancelled", "failed"):
+    for outcome in ("finished", "rejected", "cancelled", "failed", "expired"):
         ended.add_metric((outcome,), getattr(totals, outcome))
     yield ended

@@ -22,9 +22,12 @@ BLOCK = 16
 Int32 = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
-    """Compute `count` tokens of one sequence from position `start`; `samples`: then sample."""
+    """Compute `count` tokens of one sequence from position `start`; `samples`: then sample.
+
+    Made for each row of each step, hence not frozen.
+    """
 
     request: int
     index: int

@@ -45,14 +45,10 @@ class RowControls:
     logprobs: int | None = None
     grammar: object | None = None
 
-    def ends(self, token: int) -> bool:
-        """Whether sampling `token` ends the sequence."""
-        return token in self.stop_ids or (not self.ignore_eos and token in self.eos_ids)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampleRow:
-    """One row to sample: its controls and what they look back on.
+    """One row to sample: its controls and what they look back on. Not frozen: see `Output`.
 
     tokens is the sequence's live list of known tokens (prompt, then generated), not a copy: it is
     valid until the step's result is applied. position is the index the sampled token will have in

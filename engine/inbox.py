@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine.controls import RowControls
+from engine.outputs import Inspection
+from policies.base import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +65,22 @@ class Stop:
     reason: str = "the server is shutting down"
 
 
-Message: TypeAlias = Submission | Abort | FinishAt | Stop
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask for a look inside; `reply` is called on the engine thread and must be quick.
+
+    limit: how many requests at most, the oldest first.
+    """
+
+    reply: Callable[[Inspection], None]
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """Put another policy in charge between two steps."""
+
+    policy: Policy
+
+
+Message: TypeAlias = Submission | Abort | FinishAt | Inspect | Reconfigure | Stop

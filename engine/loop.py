@@ -1,22 +1,19 @@
-"""The engine: mail, schedule, compute, apply, emit. One call of `step` is one step."""
+"""The engine: mail, schedule, launch, land, emit. One call of `step` is one step."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.backends.base import Backend
-from engine.batch import Batch
 from engine.clock import Clock
-from engine.controls import Sampled, SampleRow
-from engine.cost import StepShape
+from engine.cost import LearningCost, StepShape
 from engine.errors import RowFault
-from engine.inbox import Abort, FinishAt, Message, Stop, Submission
+from engine.inbox import Abort, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
-from engine.plan import Plan, build_batch
-from engine.request import Sequence as EngineSequence
+from engine.plan import Flight, Plan
 from engine.scheduler import Scheduler
-from policies.base import StepCost
 
 Emit = Callable[[Sequence[Output], Stats], None]
 """Called once a step on the engine thread; must neither block nor raise."""
@@ -30,41 +27,59 @@ FAULT = Failure(FailureKind.ENGINE_FAULT, "the engine failed while computing thi
 
 
 class Engine:
-    """The continuous-batching loop at depth 0: a step is collected before the next is planned.
+    """The continuous-batching loop.
 
     Everything it needs is an argument: the clock, the backend, the scheduler, and `emit`, which
-    takes the outputs of each step.
+    takes the outputs of each step. depth: steps that may be in flight while the next is planned;
+    at 0 a step is collected before the next schedule, at 1 step N + 1 is planned and submitted
+    while N runs.
     """
 
     def __init__(
-        self, *, scheduler: Scheduler, backend: Backend, clock: Clock, cost: StepCost, emit: Emit
+        self,
+        *,
+        scheduler: Scheduler,
+        backend: Backend,
+        clock: Clock,
+        cost: LearningCost,
+        emit: Emit,
+        depth: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.backend = backend
         self.clock = clock
         self.cost = cost
         self.emit = emit
+        self.depth = depth
         self.stopped = False
         self._computed = False
+        self._flights: deque[Flight] = deque()
         self._last: tuple[Plan, float] | None = None
+        self._landed_at = 0.0
 
     @property
     def patience(self) -> float | None:
         """Seconds to wait for mail before the next step: None for ever, 0 not at all."""
+        if self._computed or self._flights:
+            return 0
         if self.scheduler.live == 0:
             return None
-        if self._computed:
-            return 0
-        wake_at = self.scheduler.wake_at
-        return LULL if wake_at is None else max(0.001, wake_at - self.clock.now())
+        return max(0.001, min(LULL, self.scheduler.wake_in(self.clock.now())))
+
+    @property
+    def _full(self) -> bool:
+        """Whether as many steps are in flight as may be, and one more."""
+        return len(self._flights) > self.depth
 
     def step(self, messages: Iterable[Message]) -> bool:
         """Take the mail in and do one step. False if there was nothing to compute."""
         news = self._receive(messages)
         plan = self.scheduler.schedule(self.clock.now())
         if plan.rows:
-            self._compute(plan)
-        self._computed = plan.rows > 0
+            self._launch(plan)
+        self._computed = plan.rows > 0 or bool(self._flights)
+        while self._flights and (self._full or not plan.rows or self._flights[-1].fault):
+            self._land()
         self._emit(news)
         return self._computed
 
@@ -74,6 +89,7 @@ class Engine:
         Also right after an exception in the scheduler: it is emptied, not asked.
         """
         now = self.clock.now()
+        self._flights.clear()
         self.scheduler.abandon(failure, now)
         finish = Finish(FinishReason.ERROR, failure=failure)
         refused = [Output(s.id, i, now, finish=finish) for s in late for i in range(s.n)]
@@ -91,45 +107,78 @@ class Engine:
                     self.scheduler.abort(message.id)
                 case FinishAt():
                     self.scheduler.finish(message.id, message.index, message.tokens, now)
+                case Inspect():
+                    message.reply(self.scheduler.inspect(now, message.limit))
+                case Reconfigure():
+                    self.scheduler.replace_policy(message.policy, now)
                 case Stop():
                     self.stopped = True
                     failure = Failure(FailureKind.SHUTTING_DOWN, message.reason)
                     self.scheduler.fail_everything(failure, now)
         return bool(messages)
 
-    def _compute(self, plan: Plan) -> None:
-        """Run a plan on the backend; a fault ends the requests it must, and no others."""
-        sequences = plan.ordered()
-        batch, sampling = build_batch(plan.step, sequences)
-        started = self.clock.now()
+    # ---------------------------------------------------------------- computing
+
+    def _launch(self, plan: Plan) -> None:
+        """Submit a plan to the backend."""
+        flight = self.scheduler.launch(plan)
+        flight.started = self.clock.now()
+        self._flights.append(flight)
         try:
-            sampled = self._run(batch, sampling)
+            flight.ticket = self.backend.submit(flight.batch)
+            self.backend.sample(flight.ticket, flight.sampling)
+        except Exception as error:
+            flight.fault = error
+
+    def _land(self) -> None:
+        """Collect the oldest step; a fault ends the requests it must, and no others."""
+        flight = self._flights.popleft()
+        try:
+            if flight.fault is not None:
+                raise flight.fault
+            assert flight.ticket is not None
+            sampled = self.backend.collect(flight.ticket)
         except RowFault as fault:
-            log.error("rows %s of step %d failed: %s", fault.rows, plan.step, fault.reason)
-            named = [s for row, s in enumerate(sequences) if row in fault.rows]
-            self._fail(named or sequences, sequences)  # a fault that names no row is everybody's
+            log.error("rows %s of step %d failed: %s", fault.rows, flight.plan.step, fault.reason)
+            self._crash(flight, set(fault.rows))
         except Exception:
-            log.exception("step %d failed", plan.step)
-            self._fail(sequences, sequences)
+            log.exception("step %d failed", flight.plan.step)
+            self._crash(flight, set())
         else:
-            self.scheduler.apply(sequences, sampled, self.clock.now())
-        shape = StepShape.of(batch)
-        predicted = self.cost.seconds(
-            shape.prefill, shape.decodes, shape.kv_read, shape.chunk_context
-        )
-        seconds = self.clock.now() - started
+            self.scheduler.land(flight, sampled, self.clock.now())
+        self._close_books(flight)
+
+    def _crash(self, flight: Flight, named: set[int]) -> None:
+        """End the faulty rows' requests. What was launched since is dropped and computed again.
+
+        A fault that names no row of the batch is a fault of all of them.
+        """
+        rows = range(len(flight.sequences))
+        faulty = named & set(rows) or set(rows)
+        while self._flights:
+            self._discard(self._flights.popleft())
+        self.scheduler.crash(flight, faulty, FAULT, self.clock.now())
+
+    def _discard(self, flight: Flight) -> None:
+        """Wait for a step whose result is of no use."""
+        if flight.ticket is None or flight.fault is not None:
+            return
+        try:
+            self.backend.collect(flight.ticket)
+        except Exception:
+            log.exception("step %d failed; its rows are computed again", flight.plan.step)
+
+    def _close_books(self, flight: Flight) -> None:
+        """What the step took: from its start, or from when the one before it made way."""
+        now = self.clock.now()
+        seconds = now - max(flight.started, self._landed_at)
+        self._landed_at = now
+        shape = StepShape.of(flight.batch)
+        predicted = self.cost.of(shape)
+        if flight.fault is None:
+            self.cost.observe(shape, seconds)
         self.scheduler.step_done(predicted, seconds)
-        self._last = (plan, seconds)
-
-    def _run(self, batch: Batch, sampling: Sequence[SampleRow]) -> Sampled:
-        ticket = self.backend.submit(batch)
-        self.backend.sample(ticket, sampling)
-        return self.backend.collect(ticket)
-
-    def _fail(self, faulty: Sequence[EngineSequence], sequences: Sequence[EngineSequence]) -> None:
-        """End the requests of the faulty rows; the other rows are computed again."""
-        self.scheduler.fail({s.request.id for s in faulty}, FAULT, self.clock.now())
-        self.scheduler.release(sequences)
+        self._last = (flight.plan, seconds)
 
     def _emit(self, news: bool) -> None:
         """Say what changed; mail alone changes the counts (an abort has no output)."""

@@ -56,9 +56,9 @@ class Timing:
     admitted: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
-    """News of one sequence after one step.
+    """News of one sequence after one step. Made for each row of each step, hence not frozen.
 
     at: engine time at which the tokens were known. A sequence's outputs arrive in order and the
     last one carries `finish`. Failures of a whole request are sent for every one of its sequences.
@@ -78,7 +78,7 @@ class Output:
 class Counters:
     """Totals since start. Monotone; the engine sends copies.
 
-    arrived = finished + rejected + cancelled + failed + waiting + running, always (E6).
+    arrived = finished + rejected + cancelled + failed + expired + waiting + running (E6).
     prompt_tokens: prompt tokens computed, again after preemption too; recomputed_tokens: tokens
     that readmitted requests have to compute again; computed_rows: rows over all steps.
     """
@@ -95,11 +95,16 @@ class Counters:
     rejected: int = 0
     cancelled: int = 0
     failed: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A snapshot of the engine, made on its own thread at most once a step."""
+    """A snapshot of the engine, made on its own thread at most once a step.
+
+    forced_admissions: those the guard gave to the oldest ticket; policy_faults: what the policy
+    did wrong, of any kind.
+    """
 
     now: float = 0.0
     running: int = 0
@@ -110,4 +115,35 @@ class Stats:
     step_tokens: int = 0
     step_rows: int = 0
     step_seconds: float = 0.0
+    forced_admissions: int = 0
+    policy_faults: int = 0
     counters: Counters = field(default_factory=Counters)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """One live request as `inspect` saw it. Lengths in tokens, times in engine seconds."""
+
+    id: int
+    ticket: int
+    phase: str
+    tenant: str
+    slo_class: str
+    priority: int
+    arrival: float
+    prompt: int
+    computed: int
+    generated: int
+    preemptions: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The engine from inside: its counts, its policy, and its oldest live requests."""
+
+    stats: Stats
+    policy: str
+    fallen_back: bool
+    last_fault: str
+    requests: tuple[RequestSnapshot, ...]

@@ -1,24 +1,33 @@
-"""What one step will compute: who got how many tokens of the budget."""
+"""What one step computes: the plan while it is made, and the flight once it is launched."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import BLOCK, Batch, Row
+from engine.batch import BLOCK, Batch, Int32, Row
 from engine.controls import SampleRow
 from engine.request import Sequence
 
 
 class Plan:
-    """Grants of one step, within its token budget. A sequence has at most one."""
+    """Grants of one step, within its token budget. A sequence has at most one.
+
+    copies: block copies that the step does first, by the sequence they are made for. limbo: blocks
+    that are given back when the step has landed.
+    """
 
     def __init__(self, step: int, now: float, budget: int) -> None:
         self.step = step
         self.now = now
         self.budget = budget
         self.tokens = 0
+        self.prompt_tokens = 0
+        self.copies: dict[Sequence, list[tuple[int, int]]] = {}
+        self.limbo: list[int] = []
         self._grants: dict[Sequence, int] = {}
 
     @property
@@ -44,83 +53,150 @@ class Plan:
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take a grant back, if there is one."""
-        count = self._grants.pop(sequence, 0)
+        self.tokens -= self._grants.pop(sequence, 0)
+        self.copies.pop(sequence, None)
         sequence.scheduled = 0
-        self.tokens -= count
 
-    def ordered(self) -> list[Sequence]:
-        """The sequences in batch order: rows of one token first, then chunks, as granted.
+    def ordered(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Sequences that get one token, and those that get more, as granted.
 
         GPU attention runs the two groups through different kernels and wants each contiguous.
         """
         decodes = [sequence for sequence, count in self._grants.items() if count == 1]
         chunks = [sequence for sequence, count in self._grants.items() if count != 1]
-        return decodes + chunks
+        return decodes, chunks
 
 
-def build_batch(step: int, sequences: list[Sequence]) -> tuple[Batch, list[SampleRow]]:
-    """The arrays of a step, and how each of its sampled rows is to be sampled.
+@dataclass(slots=True)
+class Flight:
+    """A launched step: its batch, and for each row the sequence and the epoch it was planned in.
 
-    Every sequence must have `scheduled` tokens to compute and a table that holds them.
+    forked: sequences whose prompt this step copies. limbo: blocks to give back when it has landed.
+    fault: what submitting it raised, if it did.
     """
-    rows: list[Row] = []
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    qo_indptr = [0]
-    kv_indptr = [0]
-    kv_indices: list[int] = []
-    last_page_len: list[int] = []
-    sample_rows: list[int] = []
-    logit_rows: list[int] = []
+
+    plan: Plan
+    sequences: list[Sequence]
+    epochs: list[int]
+    batch: Batch
+    sampling: list[SampleRow]
+    forked: frozenset[Sequence]
+    limbo: list[int]
+    ticket: int | None = None
+    started: float = 0.0
+    fault: Exception | None = None
+
+
+def launch(plan: Plan) -> Flight:
+    """Turn a plan into a batch, and its grants into tokens in flight."""
+    decodes, chunks = plan.ordered()
+    arrays = _Arrays()
+    rows = arrays.add_decodes(decodes)
+    rows += [arrays.add_chunk(sequence) for sequence in chunks]
+    sequences = decodes + chunks
     sampling: list[SampleRow] = []
-    for number, sequence in enumerate(sequences):
-        start, count, table = sequence.computed, sequence.scheduled, sequence.table
+    for row, sequence in zip(rows, sequences, strict=True):
+        if row.samples:
+            request = sequence.request
+            sequence.sample_row = len(sampling)
+            sequence.pending += 1
+            sampling.append(
+                SampleRow(
+                    request.submission.controls,
+                    sequence.index,
+                    row.start + row.count,
+                    sequence.tokens,
+                    request.prompt_length,
+                )
+            )
+        sequence.in_flight += row.count
+        sequence.scheduled = 0
+    return Flight(
+        plan=plan,
+        sequences=sequences,
+        epochs=[sequence.epoch for sequence in sequences],
+        batch=arrays.batch(plan, rows),
+        sampling=sampling,
+        forked=frozenset(plan.copies),
+        limbo=plan.limbo,
+    )
+
+
+class _Arrays:
+    """The arrays of a batch while rows are added: C ints that numpy takes over without a copy."""
+
+    def __init__(self) -> None:
+        self.token_ids = array("i")
+        self.positions = array("i")
+        self.slots = array("i")
+        self.qo_indptr = array("i", (0,))
+        self.kv_indptr = array("i", (0,))
+        self.kv_indices = array("i")
+        self.last_page_len = array("i")
+        self.sample_rows = array("i")
+        self.logit_rows = array("i")
+
+    def add_decodes(self, sequences: list[Sequence]) -> list[Row]:
+        """Rows of one token, all at once: most rows of most steps. They come first."""
+        starts = [s.computed + s.in_flight for s in sequences]
+        both = list(zip(sequences, starts, strict=True))
+        # A token still in flight is written as -1 - (the row that samples it).
+        self.token_ids.extend(
+            [s.tokens[p] if p < len(s.tokens) else -1 - s.sample_row for s, p in both]
+        )
+        self.positions.extend(starts)
+        self.slots.extend([s.table[p // BLOCK] * BLOCK + p % BLOCK for s, p in both])
+        self.qo_indptr.extend(range(1, len(sequences) + 1))
+        self.last_page_len.extend([p % BLOCK + 1 for p in starts])
+        for sequence in sequences:
+            self._add_table(sequence)
+        samples = [p + 1 == len(s.tokens) + s.pending for s, p in both]
+        sampled = [number for number, is_sampled in enumerate(samples) if is_sampled]
+        self.sample_rows.extend(sampled)
+        self.logit_rows.extend(sampled)
+        return [
+            Row(s.request.id, s.index, p, 1, is_sampled)
+            for (s, p), is_sampled in zip(both, samples, strict=True)
+        ]
+
+    def add_chunk(self, sequence: Sequence) -> Row:
+        """A row of several tokens."""
+        start, count = sequence.computed + sequence.in_flight, sequence.scheduled
         end = start + count
+        table = sequence.table
         samples = end == len(sequence.tokens)
-        rows.append(Row(sequence.request.id, sequence.index, start, count, samples))
-        if count == 1:
-            token_ids.append(sequence.tokens[start])
-            positions.append(start)
-            slots.append(table[start // BLOCK] * BLOCK + start % BLOCK)
-        else:
-            token_ids.extend(sequence.tokens[start:end])
-            positions.extend(range(start, end))
-            slots.extend(table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end))
-        qo_indptr.append(len(token_ids))
-        kv_indices.extend(table)
-        kv_indptr.append(len(kv_indices))
-        last_page_len.append((end - 1) % BLOCK + 1)
         if samples:
-            sample_rows.append(number)
-            logit_rows.append(len(token_ids) - 1)
-            sampling.append(_sample_row(sequence))
-    batch = Batch(
-        step=step,
-        rows=tuple(rows),
-        token_ids=_int32(token_ids),
-        positions=_int32(positions),
-        slots=_int32(slots),
-        qo_indptr=_int32(qo_indptr),
-        kv_indptr=_int32(kv_indptr),
-        kv_indices=_int32(kv_indices),
-        last_page_len=_int32(last_page_len),
-        sample_rows=_int32(sample_rows),
-        logit_rows=_int32(logit_rows),
-    )
-    return batch, sampling
+            self.sample_rows.append(len(self.last_page_len))
+            self.logit_rows.append(len(self.token_ids) + count - 1)
+        self.token_ids.extend(sequence.tokens[start:end])
+        self.positions.extend(range(start, end))
+        self.slots.extend([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)])
+        self.qo_indptr.append(len(self.token_ids))
+        self.last_page_len.append((end - 1) % BLOCK + 1)
+        self._add_table(sequence)
+        return Row(sequence.request.id, sequence.index, start, count, samples)
+
+    def _add_table(self, sequence: Sequence) -> None:
+        self.kv_indices.extend(sequence.table)
+        self.kv_indptr.append(len(self.kv_indices))
+
+    def batch(self, plan: Plan, rows: list[Row]) -> Batch:
+        return Batch(
+            step=plan.step,
+            rows=tuple(rows),
+            token_ids=_int32(self.token_ids),
+            positions=_int32(self.positions),
+            slots=_int32(self.slots),
+            qo_indptr=_int32(self.qo_indptr),
+            kv_indptr=_int32(self.kv_indptr),
+            kv_indices=_int32(self.kv_indices),
+            last_page_len=_int32(self.last_page_len),
+            sample_rows=_int32(self.sample_rows),
+            logit_rows=_int32(self.logit_rows),
+            copies=tuple(pair for pairs in plan.copies.values() for pair in pairs),
+        )
 
 
-def _sample_row(sequence: Sequence) -> SampleRow:
-    submission = sequence.request.submission
-    return SampleRow(
-        controls=submission.controls,
-        index=sequence.index,
-        position=len(sequence.tokens),
-        tokens=sequence.tokens,
-        prompt_length=len(submission.prompt),
-    )
-
-
-def _int32(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.array(values, dtype=np.int32)
+def _int32(values: array[int]) -> Int32:
+    """The same memory as a numpy array; an empty one has none to share."""
+    return np.frombuffer(values, np.int32) if values else np.empty(0, np.int32)

@@ -1,8 +1,9 @@
-"""Who waits: one addressable heap per flow, one over the flows' heads, one by ticket."""
+"""Who waits: addressable heaps by flow and key, by ticket and by deadline, one lane per class."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -44,15 +45,19 @@ class AddressableHeap(Generic[Item]):
         del self._live[item]
         self._compact()
 
-    def peek(self) -> Item:
-        """The item with the smallest key. Raises LookupError if the heap is empty."""
+    def first(self) -> tuple[Any, Item]:
+        """The smallest key and its item. Raises LookupError if the heap is empty."""
         heap = self._heap
         while heap:
             entry = heap[0]
             if self._live.get(entry[2]) is entry:
-                return entry[2]
+                return entry[0], entry[2]
             heapq.heappop(heap)
         raise LookupError("the heap is empty")
+
+    def peek(self) -> Item:
+        """The item with the smallest key. Raises LookupError if the heap is empty."""
+        return self.first()[1]
 
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._live) + 64:
@@ -60,68 +65,134 @@ class AddressableHeap(Generic[Item]):
             heapq.heapify(self._heap)
 
 
-class WaitingQueue:
-    """Everybody who waits, by flow and by ticket. Also the `Heads` that a policy picks from."""
+class Lane:
+    """The waiting requests of one class: a heap per flow, one over the heads, one by ticket."""
 
     def __init__(self) -> None:
-        self._flows: dict[Hashable, AddressableHeap[Request]] = {}
-        self._heads: AddressableHeap[Hashable] = AddressableHeap()
-        self._tickets: AddressableHeap[Request] = AddressableHeap()
-        self._places: dict[Request, tuple[Hashable, Any]] = {}
+        self.flows: dict[Hashable, AddressableHeap[Request]] = {}
+        self.heads: AddressableHeap[Hashable] = AddressableHeap()
+        self.tickets: AddressableHeap[Request] = AddressableHeap()
+
+    def push(self, request: Request, flow: Hashable, key: Any) -> None:
+        self.flows.setdefault(flow, AddressableHeap()).push(request, key)
+        self.tickets.push(request, request.ticket)
+        self._refresh(flow)
+
+    def remove(self, request: Request, flow: Hashable) -> None:
+        self.flows[flow].remove(request)
+        self.tickets.remove(request)
+        self._refresh(flow)
+
+    def _refresh(self, flow: Hashable) -> None:
+        """Keep the heap of heads true after a change in `flow`."""
+        heap = self.flows[flow]
+        if heap:
+            self.heads.push(flow, heap.first()[0])
+        else:
+            del self.flows[flow]
+            self.heads.remove(flow)
+
+
+class WaitingQueue:
+    """Everybody who waits. Also the `Heads` that a policy picks from.
+
+    closed: classes that may not have anybody admitted now. Their requests wait on, and neither
+    `Heads` nor `oldest` shows them; closing and opening a class costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.closed: set[str] = set()
+        self._lanes: dict[str, Lane] = {}
+        self._deadlines: AddressableHeap[Request] = AddressableHeap()
+        self._places: dict[Request, tuple[Lane, Hashable]] = {}
 
     @property
     def requests(self) -> int:
         return len(self._places)
 
-    def everybody(self) -> Iterator[Request]:
+    @property
+    def anybody(self) -> bool:
+        """Whether somebody of an open class waits."""
+        return bool(self._open())
+
+    def of_class(self, slo_class: str) -> int:
+        """How many of a class wait."""
+        lane = self._lanes.get(slo_class)
+        return len(lane.tickets) if lane else 0
+
+    def everybody(self) -> list[Request]:
         """All waiting requests, in no particular order."""
-        return iter(self._places)
-
-    def oldest(self) -> Request:
-        """The waiting request with the lowest ticket. Raises LookupError if nobody waits."""
-        return self._tickets.peek()
-
-    def head(self, flow: Hashable) -> Request:
-        """The first of a flow. Raises KeyError if nobody waits in it."""
-        return self._flows[flow].peek()
+        return list(self._places)
 
     def push(self, request: Request, flow: Hashable, key: Any) -> None:
         """Let the request wait in `flow` under `key`; the ticket breaks ties."""
-        full_key = (key, request.ticket)
-        self._places[request] = (flow, full_key)
-        self._flows.setdefault(flow, AddressableHeap()).push(request, full_key)
-        self._tickets.push(request, request.ticket)
-        self._refresh(flow)
+        lane = self._lanes.get(request.slo_class)
+        if lane is None:
+            lane = self._lanes[request.slo_class] = Lane()
+        self._places[request] = (lane, flow)
+        lane.push(request, flow, (key, request.ticket))
+        if request.submission.queue_deadline < math.inf and request.preemptions == 0:
+            self._deadlines.push(request, request.submission.queue_deadline)
 
     def remove(self, request: Request) -> None:
         """Take the request out, wherever it waits. Raises KeyError if it does not wait."""
-        flow, _ = self._places.pop(request)
-        self._flows[flow].remove(request)
-        self._tickets.remove(request)
-        self._refresh(flow)
+        lane, flow = self._places.pop(request)
+        lane.remove(request, flow)
+        if request in self._deadlines:
+            self._deadlines.remove(request)
 
-    def _refresh(self, flow: Hashable) -> None:
-        """Keep the heap of heads true after a change in `flow`."""
-        heap = self._flows[flow]
-        if heap:
-            self._heads.push(flow, self._places[heap.peek()][1])
-        else:
-            del self._flows[flow]
-            self._heads.remove(flow)
+    def oldest(self) -> Request:
+        """The lowest ticket of the open classes. Raises LookupError if nobody is there."""
+        heads = (lane.tickets.first() for lane in self._open())
+        ticket_and_request = min(heads, default=None, key=lambda entry: entry[0])
+        if ticket_and_request is None:
+            raise LookupError("nobody waits in an open class")
+        return ticket_and_request[1]
+
+    def head(self, flow: Hashable) -> Request:
+        """The first of a flow, of the open classes. Raises KeyError if nobody is there."""
+        firsts = [lane.flows[flow].first() for lane in self._open() if flow in lane.flows]
+        if not firsts:
+            raise KeyError(flow)
+        return firsts[0][1] if len(firsts) == 1 else min(firsts, key=lambda entry: entry[0])[1]
+
+    def next_deadline(self) -> float:
+        """When the next request is no longer worth starting; inf if there is none."""
+        return self._deadlines.first()[0] if self._deadlines else math.inf
+
+    def overdue(self, now: float) -> list[Request]:
+        """Take out every request whose queue deadline has passed."""
+        requests: list[Request] = []
+        while self._deadlines and self._deadlines.first()[0] <= now:
+            requests.append(self._deadlines.peek())
+            self.remove(requests[-1])
+        return requests
+
+    def _open(self) -> list[Lane]:
+        """Lanes of open classes in which somebody waits."""
+        return [
+            lane
+            for slo_class, lane in self._lanes.items()
+            if lane.flows and slo_class not in self.closed
+        ]
 
     # What `Heads` promises to policies.
 
     def __contains__(self, flow: Hashable) -> bool:
-        return flow in self._flows
+        return any(flow in lane.flows for lane in self._open())
 
     def __getitem__(self, flow: Hashable) -> RequestProxy:
         return self.head(flow).view
 
     def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._flows)
+        return iter(dict.fromkeys(flow for lane in self._open() for flow in lane.flows))
 
     def __len__(self) -> int:
-        return len(self._flows)
+        lanes = self._open()
+        return len(lanes[0].flows) if len(lanes) == 1 else sum(1 for _ in self)
 
     def best(self) -> Hashable:
-        return self._heads.peek()
+        lanes = self._open()
+        if not lanes:
+            raise LookupError("nobody waits in an open class")
+        return min((lane.heads.first() for lane in lanes), key=lambda entry: entry[0])[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 from engine.blocks import blocks_for
 from engine.inbox import Submission
@@ -12,20 +13,32 @@ from policies.base import Phase
 class Sequence:
     """A list of known tokens, of which the first `computed` have their KV in the cache.
 
-        tokens   p p p p p p p p g g g      prompt, then generated
-                 |--computed--|
-                              |--scheduled--|      what the step in flight computes
+        tokens   p p p p p p p p p g g g ?        prompt, generated, pending
+                 |-computed-|
+                            |-in flight-|
+                                        |-scheduled-|
 
+    in_flight: tokens that a backend computes now; scheduled: what the plan being made grants.
+    pending: sampled tokens that are not known yet (rows in flight that sample).
     table: the blocks that hold it, in order. prefill_end: tokens known when it was (re)admitted;
     until they are computed its rows are prompt work, afterwards it decodes.
+    epoch: grows whenever computed tokens are given up, so that results that come later are told
+    apart. sample_row: where the last launched batch samples it. lingers: it is done, and its
+    blocks stay until the siblings have copied the prompt.
     """
 
     __slots__ = (
         "computed",
         "done",
+        "epoch",
+        "in_flight",
         "index",
+        "last_served",
+        "lingers",
+        "pending",
         "prefill_end",
         "request",
+        "sample_row",
         "scheduled",
         "table",
         "tokens",
@@ -36,27 +49,51 @@ class Sequence:
         self.index = index
         self.tokens = list(request.submission.prompt)
         self.computed = 0
+        self.in_flight = 0
         self.scheduled = 0
+        self.pending = 0
+        self.epoch = 0
+        self.sample_row = -1
+        self.last_served = -1
         self.prefill_end = len(self.tokens)
-        self.table: list[int] = []
+        self.table = array("i")  # C ints, so that packing a batch is one copy a row
         self.done = False
+        self.lingers = False
+
+    @property
+    def reached(self) -> int:
+        """Tokens whose KV is in the cache, or will be when what is in flight has landed."""
+        return self.computed + self.in_flight
 
     @property
     def remaining(self) -> int:
-        """Known tokens that are not computed yet."""
-        return len(self.tokens) - self.computed
+        """Tokens that the next step could compute; the last one generated needs no KV."""
+        if self.pending:
+            if self.generated + self.pending >= self.request.submission.max_tokens:
+                return 0
+            return len(self.tokens) + self.pending - self.computed - self.in_flight
+        return len(self.tokens) - self.computed - self.in_flight
 
     @property
     def generated(self) -> int:
-        return len(self.tokens) - len(self.request.submission.prompt)
+        return len(self.tokens) - self.request.prompt_length
 
     @property
     def decoding(self) -> bool:
-        return self.computed >= self.prefill_end
+        return self.computed + self.in_flight >= self.prefill_end
 
     def blocks_missing(self, tokens: int) -> int:
         """Blocks to add to the table so that it holds `tokens` tokens."""
         return max(0, blocks_for(tokens) - len(self.table))
+
+    def forget(self) -> None:
+        """Give up what was computed; the blocks are the caller's business.
+
+        Tokens that are being sampled stay pending: they are right, and come when they come.
+        """
+        self.computed = self.in_flight = self.scheduled = 0
+        self.epoch += 1
+        self.lingers = False
 
 
 class Request:
@@ -69,6 +106,7 @@ class Request:
         "last_token_at",
         "phase",
         "preemptions",
+        "prompt_length",
         "sequences",
         "slo_class",
         "submission",
@@ -81,6 +119,7 @@ class Request:
         self.id = submission.id
         self.ticket = ticket
         self.slo_class = submission.slo_class
+        self.prompt_length = len(submission.prompt)
         self.phase = Phase.WAITING
         self.admitted_at = math.inf
         self.last_token_at = -math.inf
@@ -88,6 +127,11 @@ class Request:
         self.computed_peak = 0
         self.sequences = [Sequence(self, index) for index in range(submission.n)]
         self.view = RequestProxy(self)
+
+    @property
+    def open_sequences(self) -> list[Sequence]:
+        """Sequences that have not ended."""
+        return [sequence for sequence in self.sequences if not sequence.done]
 
     @property
     def rows(self) -> int:
@@ -108,6 +152,13 @@ class Request:
         """Blocks at full length. The last token generated needs no KV."""
         submission = self.submission
         return submission.n * blocks_for(len(submission.prompt) + submission.max_tokens - 1)
+
+    def prompt_source(self) -> Sequence | None:
+        """A sequence whose table holds the KV of the whole prompt, for siblings to copy."""
+        for sequence in self.sequences:
+            if sequence.reached >= self.prompt_length and sequence.table:
+                return sequence
+        return None
 
 
 class RequestProxy:
@@ -163,7 +214,7 @@ class RequestProxy:
 
     @property
     def prompt(self) -> int:
-        return len(self._request.submission.prompt)
+        return self._request.prompt_length
 
     @property
     def cached(self) -> int:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.batch import BLOCK
 from policies.base import Phase
 
 if TYPE_CHECKING:
-    from engine.scheduler import Scheduler
+    from engine.roster import Roster
 
 
 class StepProxy:
-    """Reads the scheduler it belongs to; what takes a loop is computed when asked for."""
+    """Reads the roster it belongs to; what takes a loop is computed when asked for."""
 
-    __slots__ = ("_now", "_scheduler")
+    __slots__ = ("_index", "_now", "_roster")
 
-    def __init__(self, scheduler: Scheduler, now: float) -> None:
-        self._scheduler = scheduler
+    def __init__(self, roster: Roster, index: int, now: float) -> None:
+        self._roster = roster
+        self._index = index
         self._now = now
 
     @property
@@ -28,15 +29,15 @@ class StepProxy:
 
     @property
     def index(self) -> int:
-        return self._scheduler.counters.steps
+        return self._index
 
     @property
     def budget(self) -> int:
-        return self._scheduler.limits.step_tokens
+        return self._roster.limits.step_tokens
 
     @property
     def row_limit(self) -> int:
-        return self._scheduler.limits.rows
+        return self._roster.limits.rows
 
     @property
     def block_size(self) -> int:
@@ -44,37 +45,37 @@ class StepProxy:
 
     @property
     def free_blocks(self) -> int:
-        return self._scheduler.pool.free
+        return self._roster.memory.pool.free
 
     @property
     def evictable_blocks(self) -> int:
-        return self._scheduler.pool.cached
+        return self._roster.memory.pool.cached
 
     @property
     def total_blocks(self) -> int:
-        return self._scheduler.pool.total
+        return self._roster.memory.pool.total
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting.requests
+        return self._roster.waiting.requests
 
     @property
     def prefilling(self) -> int:
-        return sum(r.phase is Phase.PREFILL for r in self._scheduler.running)
+        return sum(r.phase is Phase.PREFILL for r in self._roster.running.values())
 
     @property
     def decoding(self) -> int:
-        return sum(r.phase is Phase.DECODE for r in self._scheduler.running)
+        return sum(r.phase is Phase.DECODE for r in self._roster.running.values())
 
     @property
     def decode_kv_tokens(self) -> int:
-        return sum(sequence.computed + 1 for sequence in self._scheduler.decoding)
+        return sum(sequence.reached + 1 for sequence in self._roster.decoding)
 
     @property
     def tightest_tpot(self) -> float:
-        targets = (r.submission.tpot_target for r in self._scheduler.running)
+        targets = (r.submission.tpot_target for r in self._roster.running.values())
         return min(targets, default=float("inf"))
 
     @property
     def running_by_class(self) -> Mapping[str, int]:
-        return Counter(request.slo_class for request in self._scheduler.running)
+        return MappingProxyType(self._roster.running_by_class)

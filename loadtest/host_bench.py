@@ -23,9 +23,10 @@ from engine.clock import MonotonicClock
 from engine.controls import RowControls, Sampled, SampleRow
 from engine.cost import FittedCost, LinearCost
 from engine.inbox import Submission
+from engine.limits import Limits
 from engine.loop import Engine
 from engine.outputs import Output, Stats
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from policies.base import Services
 from policies.fcfs import FCFS
 
@@ -54,7 +55,7 @@ def measure_host(
 ) -> dict[str, Any]:
     """The figures of the host path at ROWS rows; `tick` is called after each probe.
 
-    scheduler_step_ms: `schedule` and `apply` alone. host_step_ms: a whole step of the loop around a
+    scheduler_step_ms: `schedule` and `land` alone. host_step_ms: a whole step of the loop around a
     backend that takes no time, outputs handed over. rows_per_s: rows of requests that come, are
     computed by the simulated backend at no cost, and go. waiting_ms: `schedule` alone with so many
     requests waiting in one flow, by their number.
@@ -93,7 +94,7 @@ def steady_probes(repeats: Repeats) -> dict[str, Probe]:
     """Probes with nobody waiting: `scheduler`, `host` (seconds a step), `rows` (a second)."""
     alone, whole = decoding_engine(repeats), decoding_engine(repeats)
     return {
-        "scheduler": lambda: statistics.median(_plan_and_apply(alone, repeats.steps)),
+        "scheduler": lambda: statistics.median(_plan_and_land(alone, repeats.steps)),
         "host": lambda: statistics.median(_whole_steps(whole, repeats.steps)),
         "rows": lambda: rows_per_second(2 * ROWS, prompt=32, generated=64),
     }
@@ -121,8 +122,8 @@ def rows_per_second(requests: int, prompt: int, generated: int) -> float:
     return engine.scheduler.counters.computed_rows / (time.thread_time() - started)
 
 
-def _plan_and_apply(engine: Engine, steps: int) -> list[float]:
-    """Seconds of `schedule` and `apply` in each of `steps` steps."""
+def _plan_and_land(engine: Engine, steps: int) -> list[float]:
+    """Seconds of `schedule` and `land` in each of `steps` steps."""
     return [sum(bare_step(engine)) for _ in range(steps)]
 
 
@@ -142,15 +143,15 @@ def _whole_steps(engine: Engine, steps: int) -> list[float]:
 
 
 def bare_step(engine: Engine) -> tuple[float, float]:
-    """One step without packing, computing and hand-over: seconds of `schedule` and of `apply`."""
+    """One step without packing, computing and hand-over: seconds of `schedule` and of `land`."""
     scheduler, now = engine.scheduler, engine.clock.now()
     began = time.thread_time()
     plan = scheduler.schedule(now)
     planned = time.thread_time()
-    sequences = plan.ordered()
-    sampled = Sampled([0] * len(sequences), [None] * len(sequences))
+    flight = scheduler.launch(plan)
+    sampled = Sampled([0] * len(flight.sampling), [None] * len(flight.sampling))
     resumed = time.thread_time()
-    scheduler.apply(sequences, sampled, now)
+    scheduler.land(flight, sampled, now)
     applied = time.thread_time()
     scheduler.step_done(0.0, 0.0)
     scheduler.take_outputs()

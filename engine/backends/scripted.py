@@ -58,7 +58,8 @@ class ScriptedBackend:
         self._hooks = dict(hooks or {})
         self._nan_rows = dict(nan_rows or {})
         self._shadow = np.full(total_blocks * BLOCK, -1, dtype=np.int64)
-        self._sampled: dict[int, Sampled] = {}
+        self._rows: dict[int, Sequence[SampleRow]] = {}
+        self._last_tokens: list[int] = []
         self.batches: list[Batch] = []
 
     @property
@@ -70,17 +71,27 @@ class ScriptedBackend:
         self.batches.append(batch)
         if hook := self._hooks.get(ticket):
             hook(batch)
-        for source, target in batch.copies:
-            self._block(target)[:] = self._block(source)
-        self._shadow[batch.slots] = batch.token_ids
         return ticket
 
     def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
-        batch = self.batches[ticket]
+        self._rows[ticket] = rows
+
+    def collect(self, ticket: int) -> Sampled:
+        """Compute the step now, in the order of the steps, as a device with one queue would.
+
+        The result of the step before is known by now, whatever the depth of the loop.
+        """
+        batch, rows = self.batches[ticket], self._rows.pop(ticket)
+        for source, target in batch.copies:
+            self._block(target)[:] = self._block(source)
+        self._shadow[batch.slots] = self._resolve(batch)
         for number, row in zip(batch.sample_rows, rows, strict=True):
             self._look_back(batch, int(number), row)
         tokens = [self._choose(row) for row in rows]
-        self._sampled[ticket] = Sampled(
+        self._last_tokens = tokens
+        if faulty := self._nan_rows.get(ticket):
+            raise RowFault(faulty, "logits are not finite")
+        return Sampled(
             tokens,
             [
                 None if row.controls.logprobs is None else _certain(token, row.controls.logprobs)
@@ -88,11 +99,12 @@ class ScriptedBackend:
             ],
         )
 
-    def collect(self, ticket: int) -> Sampled:
-        sampled = self._sampled.pop(ticket)
-        if faulty := self._nan_rows.get(ticket):
-            raise RowFault(faulty, "logits are not finite")
-        return sampled
+    def _resolve(self, batch: Batch) -> list[int]:
+        """Token ids, those still in flight at submission replaced by what was sampled."""
+        return [
+            token if token >= 0 else self._last_tokens[-1 - token]
+            for token in batch.token_ids.tolist()
+        ]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -110,10 +122,10 @@ class ScriptedBackend:
         """Assert that the row's block table leads to the row's own tokens."""
         first, last = batch.kv_indptr[number], batch.kv_indptr[number + 1]
         seen = [int(t) for b in batch.kv_indices[first:last] for t in self._block(int(b))]
-        known = list(row.tokens[: row.position])
+        known = list(row.tokens[: row.position])  # fewer if the sequence has ended meanwhile
         length = int(batch.kv_lens[number])
-        assert length == len(known), f"row {number}: {length} KV positions, {len(known)} tokens"
-        assert seen[:length] == known, f"row {number} of step {batch.step} reads foreign KV"
+        assert length == row.position, f"row {number}: {length} KV positions for {row.position}"
+        assert seen[: len(known)] == known, f"row {number} of step {batch.step} reads foreign KV"
 
 
 def _certain(token: int, alternatives: int) -> TokenLogprobs:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.batch import Batch
-from engine.clock import VirtualClock
+from engine.clock import Clock, MonotonicClock, VirtualClock
 from engine.controls import Sampled, SampleRow, TokenLogprobs
 from engine.cost import LinearCost, StepShape
 
@@ -17,51 +17,59 @@ def alphabet(row: SampleRow) -> int:
 
 
 class SimulatedBackend:
-    """Waits as long as `cost` predicts, for real or on a virtual clock.
+    """A device that computes steps one after the other, each as long as `cost` predicts.
 
-    wait: how a step's seconds pass: `time.sleep`, or a virtual clock's `advance`.
-    token: which id is "sampled" for a row; controls are ignored, except that logprobs asked for
-    are there (all zero: the token was certain).
+    clock: tells when a step is submitted. wait: how time passes until a result is there:
+    `time.sleep`, or a virtual clock's `advance`. token: which id is "sampled" for a row; controls
+    are ignored, except that logprobs asked for are there (all zero: the token was certain).
     """
 
     def __init__(
         self,
         cost: LinearCost,
         total_blocks: int,
+        clock: Clock | None = None,
         wait: Callable[[float], None] = time.sleep,
         token: Callable[[SampleRow], int] = alphabet,
     ) -> None:
         self._cost = cost
         self._total_blocks = total_blocks
+        self._clock = clock or MonotonicClock()
         self._wait = wait
         self._token = token
-        self._sampled: dict[int, Sampled] = {}
+        self._free_at = 0.0
+        self._done_at: dict[int, float] = {}
+        self._rows: dict[int, Sequence[SampleRow]] = {}
 
     @classmethod
     def virtual(cls, cost: LinearCost, total_blocks: int, clock: VirtualClock) -> SimulatedBackend:
         """Steps that take no real time and let `clock` pass instead."""
-        return cls(cost, total_blocks, wait=clock.advance)
+        return cls(cost, total_blocks, clock, wait=clock.advance)
 
     @property
     def total_blocks(self) -> int:
         return self._total_blocks
 
     def submit(self, batch: Batch) -> int:
-        seconds = self._cost.of(StepShape.of(batch))
-        if seconds > 0:
-            self._wait(seconds)
+        started = max(self._clock.now(), self._free_at)
+        self._free_at = started + self._cost.of(StepShape.of(batch))
+        self._done_at[batch.step] = self._free_at
         return batch.step
 
     def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+        self._rows[ticket] = rows
+
+    def collect(self, ticket: int) -> Sampled:
+        left = self._done_at.pop(ticket) - self._clock.now()
+        if left > 0:
+            self._wait(left)
+        rows = self._rows.pop(ticket)
         tokens = [self._token(row) for row in rows]
         logprobs = [
             None if row.controls.logprobs is None else TokenLogprobs(0.0, ((token, 0.0),))
             for row, token in zip(rows, tokens, strict=True)
         ]
-        self._sampled[ticket] = Sampled(tokens, logprobs)
-
-    def collect(self, ticket: int) -> Sampled:
-        return self._sampled.pop(ticket)
+        return Sampled(tokens, logprobs)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -15,22 +15,24 @@ from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.cost import LinearCost
 from engine.inbox import Submission
+from engine.limits import Limits
 from engine.loop import Engine
 from engine.outputs import FailureKind, FinishReason, Output
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.thread import EngineThread
-from policies.base import Policy
 from policies.fcfs import FCFS
 
 
 class House:
     """A bridge with a real engine thread on the scripted backend behind it."""
 
-    def __init__(self, *, max_open=64, max_lag=4096, rows=4, policy=FCFS, **scripted) -> None:
+    def __init__(
+        self, *, max_open=64, max_lag=4096, rows=4, scheduler=Scheduler, **scripted
+    ) -> None:
         self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
         self.backend = ScriptedBackend(64, **scripted)
         limits = Limits(step_tokens=64, rows=rows, model_len=1024)
-        self.scheduler = Scheduler(policy(services=services()), BlockPool(64), limits)
+        self.scheduler = scheduler(FCFS(services=services()), BlockPool(64), limits)
         self.clock = MonotonicClock()
         engine = Engine(
             scheduler=self.scheduler,
@@ -224,15 +226,15 @@ async def test_after_the_grace_period_what_is_still_open_fails(house) -> None:
     assert outputs[-1].finish.failure.kind is FailureKind.SHUTTING_DOWN
 
 
-class Broken(Policy):
-    def share(self, step):
-        if step.index == 2:
+class BrokenScheduler(Scheduler):
+    def schedule(self, now):
+        if self.counters.steps == 2:
             raise RuntimeError("planted")
-        return super().share(step)
+        return super().schedule(now)
 
 
 async def test_when_the_engine_breaks_open_streams_fail_and_new_ones_are_refused(house) -> None:
-    one = house(policy=Broken)
+    one = house(scheduler=BrokenScheduler)
     with one.bridge.open(one.submission(max_tokens=900)) as stream:
         outputs = await read(stream)
         assert outputs[-1].finish.failure.kind is FailureKind.ENGINE_FAULT

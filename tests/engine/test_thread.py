@@ -13,9 +13,10 @@ from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.cost import LinearCost
 from engine.inbox import Abort, Stop, Submission
+from engine.limits import Limits
 from engine.loop import Engine
 from engine.outputs import FailureKind, FinishReason, Output
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.thread import EngineThread
 from policies.base import Hold, Policy
 from policies.fcfs import FCFS
@@ -24,12 +25,12 @@ from policies.fcfs import FCFS
 class Runner:
     """A real thread around a scripted engine; outputs arrive in a queue."""
 
-    def __init__(self, policy=FCFS, **scripted) -> None:
+    def __init__(self, policy=FCFS, scheduler=Scheduler, **scripted) -> None:
         self.outputs: queue.Queue[Output] = queue.Queue()
         self.exited = threading.Event()
         self.clock = MonotonicClock()
         self.backend = ScriptedBackend(64, **scripted)
-        self.scheduler = Scheduler(policy(services=services()), BlockPool(64), Limits(64, 8, 512))
+        self.scheduler = scheduler(policy(services=services()), BlockPool(64), Limits(64, 8, 512))
         self.emits = 0
         engine = Engine(
             scheduler=self.scheduler,
@@ -99,17 +100,17 @@ def test_stop_fails_what_is_open_and_ends_the_thread(runner) -> None:
     assert one.thread.ended.kind is FailureKind.SHUTTING_DOWN
 
 
-class Broken(Policy):
+class BrokenScheduler(Scheduler):
     """Breaks the loop itself, not a step."""
 
-    def share(self, step):
-        if step.index == 2:
+    def schedule(self, now):
+        if self.counters.steps == 2:
             raise RuntimeError("planted")
-        return super().share(step)
+        return super().schedule(now)
 
 
 def test_a_broken_loop_fails_everybody_and_says_so(runner) -> None:
-    one = runner(policy=Broken)
+    one = runner(scheduler=BrokenScheduler)
     for number in range(1, 12):  # more than there are rows: some wait
         one.submit(number, max_tokens=400)
     for number in range(1, 12):
@@ -122,7 +123,7 @@ def test_a_broken_loop_fails_everybody_and_says_so(runner) -> None:
 
 
 def test_whoever_posts_around_the_end_is_failed_there_or_sees_it_ended(runner) -> None:
-    one = runner(policy=Broken)
+    one = runner(scheduler=BrokenScheduler)
     refused = set()
 
     def post(first: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.backends.base import Backend
@@ -13,10 +14,13 @@ from engine.blocks import BlockPool
 from engine.clock import VirtualClock
 from engine.controls import RowControls
 from engine.cost import LinearCost
+from engine.decisions import DecisionLog
+from engine.guard import GuardSettings
 from engine.inbox import Abort, FinishAt, Message, Submission
+from engine.limits import ClassLimits, Limits
 from engine.loop import Engine
 from engine.outputs import Finish, Output, Stats
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from policies.base import Policy, Services
 from policies.fcfs import FCFS
 
@@ -25,6 +29,10 @@ GREEDY = RowControls(temperature=0.0)
 
 def services() -> Services:
     return Services(cost=LinearCost(base=0.01), rng=random.Random(0))
+
+
+NO_CPU_LIMIT = GuardSettings(max_step_cpu_s=math.inf)
+"""The machines that run tests are busy; CPU time has tests of its own."""
 
 
 class Harness:
@@ -39,6 +47,9 @@ class Harness:
         model_len: int = 512,
         policy: Callable[..., Policy] = FCFS,
         backend: Backend | None = None,
+        depth: int = 0,
+        guard: GuardSettings = NO_CPU_LIMIT,
+        classes: Mapping[str, ClassLimits] | None = None,
         **scripted: Any,
     ) -> None:
         self.clock = VirtualClock()
@@ -46,7 +57,14 @@ class Harness:
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
         self.pool = BlockPool(blocks)
         self.policy = policy(services=services())
-        self.scheduler = Scheduler(self.policy, self.pool, Limits(budget, rows, model_len))
+        self.log = DecisionLog()
+        self.scheduler = Scheduler(
+            self.policy,
+            self.pool,
+            Limits(budget, rows, model_len, classes or {}),
+            guard=guard,
+            log=self.log,
+        )
         self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
         self.stats = Stats()
         self.engine = Engine(
@@ -55,6 +73,7 @@ class Harness:
             clock=self.clock,
             cost=LinearCost(),
             emit=self._take,
+            depth=depth,
         )
         self.mail: list[Message] = []
         self._next_id = 0

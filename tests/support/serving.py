@@ -27,8 +27,9 @@ from engine.clock import MonotonicClock
 from engine.controls import SampleRow
 from engine.cost import LinearCost
 from engine.inbox import Abort
+from engine.limits import Limits
 from engine.loop import Engine
-from engine.scheduler import Limits, Scheduler
+from engine.scheduler import Scheduler
 from engine.thread import EngineThread
 from policies.fcfs import FCFS
 from support.engines import services

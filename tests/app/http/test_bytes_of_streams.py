@@ -147,7 +147,7 @@ async def test_a_stop_string_ends_the_computation_too():
         answered.set()
         assert reply["usage"]["completion_tokens"] == 3
         await house.idle()
-        assert len(house.backend.batches) == 11
+        assert len(house.backend.batches) <= 11, "900 tokens would take 900 steps"
 
 
 @pytest.mark.parametrize("alternatives", [0, 1, 3])

@@ -26,13 +26,16 @@ def test_a_virtual_step_lets_exactly_the_predicted_time_pass() -> None:
     assert decode == pytest.approx(1.0 + 0.01 + 0.001 * 41)
 
 
-def test_real_waiting_is_asked_for_once_a_step() -> None:
-    waits: list[float] = []
-    backend = SimulatedBackend(LinearCost(base=0.25), 64, wait=waits.append)
-    harness = Harness(backend=backend)
-    harness.submit(4, max_tokens=3)
-    harness.run()
-    assert waits == [0.25] * 3
+def test_steps_that_overlap_queue_up_behind_each_other() -> None:
+    clock = VirtualClock()
+    backend = SimulatedBackend.virtual(LinearCost(base=0.25), 64, clock)
+    harness = Harness(backend=backend, depth=1)
+    harness.clock = harness.engine.clock = clock
+    request = harness.submit(4, max_tokens=4)
+    while harness.engine.step(harness.mail):
+        harness.mail = []
+    times = [output.at for output in harness.outputs[request, 0]]
+    assert times == pytest.approx([0.25, 0.5, 0.75, 1.0])
 
 
 def test_the_default_text_is_the_alphabet_and_logprobs_are_there_when_asked_for() -> None:

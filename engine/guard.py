@@ -1,0 +1,334 @@
+"""The guard: asks the policy, and keeps its word for it where the policy breaks its own.
+
+A faulty policy costs order, never correctness (E11): an exception or too much CPU time puts
+first-come-first-served in charge for a while, and an answer that means nothing is replaced. Beside
+that the guard bounds what any policy may do to a request: of `every` admissions one goes to the
+oldest ticket (E10), every window of steps serves everybody who runs (E13, `engine.progress`), and
+holds end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.decisions import DecisionSink, no_log
+from policies.base import (
+    ACCEPT,
+    Accept,
+    Demote,
+    Event,
+    Heads,
+    Hold,
+    Policy,
+    Reject,
+    RequestView,
+    Share,
+    StepView,
+    Verdict,
+)
+from policies.fcfs import FCFS
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """Bounds on any policy.
+
+    enabled: False only for tests of a policy's own bounds; faults are survived all the same.
+    every: of this many consecutive admissions one goes to the oldest ticket if it was passed over.
+    window: steps in which everybody who runs makes progress. max_hold_s: longest hold, in seconds.
+    max_step_cpu_s: CPU seconds that a policy may take in one step; overruns: how many of
+    `overrun_window` steps may take more. fallback_steps: how long FCFS stays in charge.
+    """
+
+    enabled: bool = True
+    every: int = 32
+    window: int = 16
+    max_hold_s: float = 1.0
+    max_step_cpu_s: float = 0.005
+    overruns: int = 3
+    overrun_window: int = 100
+    fallback_steps: int = 256
+
+
+class Guard:
+    """The only one who talks to the policy.
+
+    saves counts, by kind, what the policy did wrong; `cpu_clock` is the engine thread's CPU time
+    (in virtual time a constant, so that runs repeat exactly).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: GuardSettings,
+        log: DecisionSink = no_log,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.policy = policy
+        self.settings = settings
+        self.saves: Counter[str] = Counter()
+        self.forced_admissions = 0
+        self.last_fault = ""
+        self._log = log
+        self._cpu_clock = cpu_clock
+        self._fallback = FCFS(services=policy.services)
+        self._active: Policy = policy
+        self._fallback_until: int | None = None
+        self._step = 0
+        self._cpu_s = 0.0
+        self._overruns: deque[int] = deque()
+        self._passed_over = 0
+        self._held_since = math.inf
+        self._learn_abilities()
+
+    # ---------------------------------------------------------------- who is in charge
+
+    @property
+    def fallen_back(self) -> bool:
+        """Whether FCFS decides in place of the policy."""
+        return self._fallback_until is not None
+
+    def begin_step(self, step: int) -> bool:
+        """Start the books of a step. True if another policy is in charge than in the last one.
+
+        Whoever waits must then be queued anew.
+        """
+        before = self._active
+        self._judge_cpu_time(step)
+        self._step = step
+        if self._fallback_until is not None and step >= self._fallback_until:
+            self._fallback_until = None
+        self._active = self._fallback if self.fallen_back else self.policy
+        return self._active is not before
+
+    def replace(self, policy: Policy) -> None:
+        """Put another policy in charge, from the next step on."""
+        self.policy = self._active = policy
+        self._fallback_until = None
+        self._overruns.clear()
+        self._learn_abilities()
+
+    def hand_over(self, policy: Policy, live: Sequence[RequestView], step: StepView) -> None:
+        """Replace the policy and give the new one what the old one exports."""
+        state: dict[str, Any] = {}
+        try:
+            state = self.policy.export()
+        except Exception:
+            self.saves["exception"] += 1
+        self.replace(policy)
+        try:
+            policy.restore(state, live, step)
+        except Exception as error:
+            self.saves["exception"] += 1
+            self.fall_back(f"restore raised {type(error).__name__}")
+
+    def _learn_abilities(self) -> None:
+        """Optional methods are only called if the policy has them."""
+        kind = type(self.policy)
+        self.may_skip_decodes = kind.may_wait is not Policy.may_wait
+        self.displaces_anybody = kind.displaces is not Policy.displaces
+        self.observes = kind.observe is not Policy.observe
+        self.orders_victims = kind.victim is not Policy.victim
+        self.judges = kind.admit is not Policy.admit
+
+    def _judge_cpu_time(self, step: int) -> None:
+        settings = self.settings
+        spent, self._cpu_s = self._cpu_s, 0.0
+        while self._overruns and self._overruns[0] <= step - settings.overrun_window:
+            self._overruns.popleft()
+        if spent > settings.max_step_cpu_s:
+            self.saves["overrun"] += 1
+            self._overruns.append(step)
+            if len(self._overruns) >= settings.overruns:
+                self._overruns.clear()
+                self.fall_back(f"{settings.overruns} steps took too much CPU time")
+
+    def fall_back(self, reason: str) -> None:
+        """Put FCFS in charge for a while. Its order holds from the next step on."""
+        if self.fallen_back:
+            return
+        self.last_fault = reason
+        self._fallback_until = self._step + 1 + self.settings.fallback_steps
+        self._active = self._fallback
+        self._log("fallback", reason, self._fallback_until)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call the policy in charge; if it raises, FCFS answers in its place."""
+        if self._active is self._fallback:
+            return getattr(self._fallback, method)(*arguments)
+        started = self._cpu_clock()
+        try:
+            answer = getattr(self._active, method)(*arguments)
+        except Exception as error:
+            self.saves["exception"] += 1
+            self.fall_back(f"{method} raised {type(error).__name__}")
+            return getattr(self._fallback, method)(*arguments)
+        finally:
+            self._cpu_s += self._cpu_clock() - started
+        return answer
+
+    def _nonsense(self, kind: str) -> None:
+        self.saves[kind] += 1
+
+    # ---------------------------------------------------------------- what the policy is asked
+
+    def admit(self, request: RequestView, step: StepView) -> Verdict:
+        if not self.judges:
+            return ACCEPT
+        verdict = self._ask("admit", request, step)
+        if isinstance(verdict, Accept | Reject | Demote):
+            return verdict
+        self._nonsense("verdict")
+        return ACCEPT
+
+    def place(self, request: RequestView) -> tuple[Hashable, Key]:
+        """The flow that a request joins, and its key there."""
+        flow = self._ask("flow", request)
+        try:
+            hash(flow)
+        except TypeError:
+            flow = None
+        if flow is None:
+            self._nonsense("flow")
+            flow = "all"
+        return flow, self._order("key", request, (request.ticket,))
+
+    def rank(self, request: RequestView) -> Key:
+        return self._order("rank", request, (request.ticket,))
+
+    def _order(self, method: str, request: RequestView, default: Key) -> Key:
+        """A key that can be compared with any other, whatever the policy put into it."""
+        order = comparable(self._ask(method, request))
+        if order is None:
+            self._nonsense(method)
+            return comparable(default) or ()
+        return order
+
+    def pick(self, heads: Heads, step: StepView) -> Hashable | Hold | None:
+        """The flow whose head is next, a hold that may last, or None for nobody."""
+        choice = self._ask("pick", heads, step)
+        if isinstance(choice, Hold):
+            return self._bound(choice, step.now)
+        self._held_since = math.inf
+        try:
+            known = choice is None or choice in heads
+        except TypeError:  # not even hashable
+            known = False
+        if not known:
+            self._nonsense("flow")
+            return None
+        return choice  # type: ignore[no-any-return]
+
+    def _bound(self, hold: Hold, now: float) -> Hold | None:
+        """A hold lasts `max_hold_s` at most, counted from the first of a row of holds."""
+        self._held_since = min(self._held_since, now)
+        end = self._held_since + self.settings.max_hold_s
+        until = min(hold.until, end) if self.settings.enabled else hold.until
+        if until > now:
+            return Hold(until)
+        if hold.until > now:
+            self.saves["hold"] += 1
+            self._log("cut-hold", now)
+        return None
+
+    def share(self, step: StepView) -> Share:
+        """The policy's split, clamped to the budget; a share of nothing at all means no limits."""
+        share = self._ask("share", step)
+        budget = step.budget
+        if not isinstance(share, Share):
+            self._nonsense("share")
+            return Share(budget, budget, budget)
+        try:
+            return Share(
+                decode=max(0, min(budget, int(share.decode))),
+                prompt=max(0, min(budget, int(share.prompt))),
+                chunk=max(1, min(budget, int(share.chunk))),
+            )
+        except (TypeError, ValueError, OverflowError):
+            self._nonsense("share")
+            return Share(budget, budget, budget)
+
+    def backfill(self, step: StepView) -> int:
+        passes = self._ask("backfill", step)
+        return passes if isinstance(passes, int) and passes > 0 else 0
+
+    def may_wait(self, request: RequestView, step: StepView) -> bool:
+        return self.may_skip_decodes and self._ask("may_wait", request, step) is True
+
+    def victim(self, request: RequestView, step: StepView) -> Key | None:
+        if not self.orders_victims:
+            return None
+        order = self._ask("victim", request, step)
+        if order is None:
+            return None
+        key = comparable(order)
+        if key is None:
+            self._nonsense("victim")
+        return key
+
+    def displaces(self, newcomer: RequestView, running: RequestView) -> bool:
+        return self.displaces_anybody and self._ask("displaces", newcomer, running) is True
+
+    def observe(self, events: Sequence[Event]) -> list[int]:
+        """Tell the policy what happened; returns the ids to queue anew.
+
+        A policy that is not in charge is told as well, so that its books are right when it is back.
+        """
+        if not self.observes:
+            return []
+        if self.fallen_back:
+            try:
+                self.policy.observe(events)
+            except Exception:
+                self.saves["exception"] += 1
+            return []
+        ids = self._ask("observe", events)
+        try:
+            return [int(number) for number in ids]
+        except (TypeError, ValueError):
+            self._nonsense("observe")
+            return []
+
+    # ---------------------------------------------------------------- E10
+
+    @property
+    def owes_the_oldest(self) -> bool:
+        """Whether the next admission must go to the oldest waiting ticket."""
+        return self.settings.enabled and self._passed_over >= self.settings.every - 1
+
+    def admitted(self, *, oldest: bool, forced: bool) -> None:
+        """Somebody was admitted; `oldest`: it held the lowest ticket of those who could be."""
+        self._passed_over = 0 if oldest else self._passed_over + 1
+        self._held_since = math.inf
+        if forced:
+            self.forced_admissions += 1
+
+
+def comparable(order: object) -> Key | None:
+    """A tuple in which any two elements can be compared: numbers before strings before tuples.
+
+    None if `order` is no tuple, or holds anything else (a NaN, None, a list).
+    """
+    if not isinstance(order, tuple):
+        return None
+    elements: list[tuple[int, Any]] = []
+    for element in order:
+        if isinstance(element, int | float):
+            if element != element:  # NaN orders nothing
+                return None
+            elements.append((0, element))
+        elif isinstance(element, str):
+            elements.append((1, element))
+        else:
+            inner = comparable(element)
+            if inner is None:
+                return None
+            elements.append((2, inner))
+    return tuple(elements)

@@ -1,0 +1,428 @@
+"""Planning a step: grants, admissions, and who gives way when blocks or rows run out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from engine.batch import BLOCK
+from engine.blocks import blocks_for
+from engine.memory import KVMemory
+from engine.outputs import Failure, FailureKind
+from engine.plan import Plan
+from engine.progress import NOTHING, Owed, ProgressWindow
+from engine.request import Request, Sequence
+from engine.roster import Roster
+from engine.step import StepProxy
+from policies.base import Admitted, Demote, Hold, Preempted, Reject, Share, Shed
+
+Refuse = Callable[[Request, Failure, float], None]
+"""Says that a waiting request is refused, and why, at an engine time."""
+
+
+class Planner:
+    """Makes plans over a roster. `refuse` is told when the policy refuses a head meanwhile."""
+
+    def __init__(self, roster: Roster, refuse: Refuse) -> None:
+        self.roster = roster
+        self.refuse = refuse
+        self.guard = roster.guard
+        self.memory: KVMemory = roster.memory
+        self.limits = roster.limits
+        self.window = ProgressWindow(self.guard.settings.window, self.limits.step_tokens)
+        self.hold_until = math.inf
+
+    def plan(self, number: int, now: float, *, busy: bool) -> Plan:
+        """Decide what step `number` computes. An empty plan: there is nothing to do now.
+
+        busy: another step is in flight, so that an empty one would not be time lost.
+        """
+        roster, budget = self.roster, self.limits.step_tokens
+        plan = Plan(number, now, budget)
+        self.hold_until = math.inf
+        if not roster.requests:
+            return plan
+        step = StepProxy(roster, number, now)
+        share = self.guard.share(step)
+        owed = self._owed(number)
+        self._grant_decodes(plan, share, owed, step)
+        self._grant_prompts(plan, share, owed, step)
+        if (
+            not plan.rows and not busy
+        ):  # whatever the policy wants: no empty step while somebody could run
+            everything = Share(budget, budget, budget)
+            self._grant_decodes(plan, everything, Owed(len(roster.decoding), 0), step)
+            self._grant_prompts(plan, everything, NOTHING, step)
+        self.window.granted(number, plan.prompt_tokens)
+        return plan
+
+    def _owed(self, number: int) -> Owed:
+        roster = self.roster
+        if not self.guard.settings.enabled:
+            return NOTHING
+        last_served = (sequence.last_served for sequence in roster.decoding)
+        return self.window.owed(number, last_served, self.lacking())
+
+    def lacking(self) -> int:
+        """Tokens that running prompts still have to compute.
+
+        A sibling that has not started will copy the prompt, and compute only what follows.
+        """
+        return sum(
+            sequence.remaining
+            if sequence.reached or sequence is sequence.request.open_sequences[0]
+            else len(sequence.tokens) - self.memory.fork_tokens(sequence)
+            for sequence in self.roster.prefilling
+        )
+
+    # ---------------------------------------------------------------- grants
+
+    def _grant_decodes(self, plan: Plan, share: Share, owed: Owed, step: StepProxy) -> None:
+        """One token for each running decode, least recently served first.
+
+        Those the step owes a token come first in that order, and get it whatever the policy says.
+        """
+        decoding = self.roster.decoding
+        wanted = max(min(share.decode, plan.budget - owed.prompt_tokens), owed.decodes)
+        limit = min(wanted, plan.budget)
+        may_skip = self.guard.may_skip_decodes
+        served: list[Sequence] = []
+        for place, sequence in enumerate(list(decoding)):
+            if plan.tokens >= limit:
+                break
+            if sequence not in decoding or sequence.remaining < 1:
+                continue  # gave way to an earlier one, or all its tokens are in flight
+            may_wait = may_skip and place >= owed.decodes
+            if may_wait and self.guard.may_wait(sequence.request.view, step):
+                continue
+            inside = sequence.reached < BLOCK * len(sequence.table)
+            if inside or self._grow(sequence, 1, plan):
+                plan.grant(sequence, 1)
+                sequence.last_served = plan.step
+                served.append(sequence)
+        if served:
+            self.roster.log("decode", [n for s in served for n in (s.request.id, s.index)])
+        if len(served) < len(decoding):
+            for sequence in served:
+                if sequence in plan:
+                    del decoding[sequence]
+                    decoding[sequence] = None
+
+    def _grant_prompts(self, plan: Plan, share: Share, owed: Owed, step: StepProxy) -> None:
+        """Prompt work, one at a time, smallest rank first: running prompts and the picked head."""
+        limit = max(share.prompt, owed.prompt_tokens)
+        running = deque(sorted(self.roster.prefilling, key=self._rank))
+        door = Admission(self, plan, step)
+        try:
+            while (left := min(limit - plan.prompt_tokens, plan.left)) > 0:
+                head = door.head()
+                if head and (not running or self._before(head, running[0])):
+                    if door.admit(head):
+                        running.extendleft(reversed(head.open_sequences))
+                elif running:
+                    sequence = running.popleft()
+                    if sequence in self.roster.prefilling:  # else it gave way to an earlier one
+                        chunk = max(share.chunk, owed.prompt_tokens - plan.prompt_tokens)
+                        self._grant_prompt(sequence, min(chunk, left), plan)
+                else:
+                    return
+        finally:
+            door.close()
+
+    def _grant_prompt(self, sequence: Sequence, most: int, plan: Plan) -> None:
+        """Up to `most` tokens of one running prompt."""
+        grouped = sequence.reached == 0 and sequence.request.submission.n > 1
+        if grouped and not self._has_prompt(sequence, plan):
+            return
+        count = self._grow(sequence, min(sequence.remaining, most), plan)
+        if count:
+            plan.grant(sequence, count)
+            plan.prompt_tokens += count
+            sequence.last_served = plan.step
+            self.roster.log("chunk", sequence.request.id, sequence.index, count)
+        elif plan.copies.pop(sequence, None):
+            self.memory.release(sequence)
+
+    def _rank(self, sequence: Sequence) -> tuple[object, int, int]:
+        request = sequence.request
+        return (self.guard.rank(request.view), request.ticket, sequence.index)
+
+    def _before(self, head: Request, running: Sequence) -> bool:
+        return (self.guard.rank(head.view), head.ticket, 0) < self._rank(running)
+
+    # ---------------------------------------------------------------- groups
+
+    def _has_prompt(self, sequence: Sequence, plan: Plan) -> bool:
+        """Whether a sequence of a group may compute now: it leads, or copies what a sibling has.
+
+        False if it waits for the sibling that computes the prompt, or for blocks.
+        """
+        request = sequence.request
+        source = request.prompt_source()
+        if source is None:
+            return sequence is request.open_sequences[0]
+        needed = blocks_for(self.memory.fork_tokens(sequence) + 1)
+        if not self._make_room(sequence, needed, plan):
+            return False
+        pairs = self.memory.fork(sequence, source)
+        if pairs:
+            plan.copies[sequence] = pairs
+            self.roster.log("fork", request.id, sequence.index, source.index)
+        if all(s.reached for s in request.open_sequences):
+            for sibling in request.sequences:
+                if sibling.lingers:
+                    self.memory.retire(sibling, plan.limbo)
+        return True
+
+    # ---------------------------------------------------------------- blocks
+
+    def _grow(self, sequence: Sequence, count: int, plan: Plan) -> int:
+        """Take blocks for `count` more tokens, or for as many as can be had.
+
+        Returns how many tokens now fit; 0 if the row has to pause or had to give way itself.
+        """
+        missing = sequence.blocks_missing(sequence.reached + count)
+        if missing > self.memory.pool.free:
+            room = self.memory.room(sequence)
+            if room > 0:
+                count = min(count, room)
+            elif not self._make_room(sequence, 1, plan):
+                return 0
+            else:
+                count = min(count, self.memory.room(sequence))
+        if missing:
+            self.memory.extend(sequence, count)
+        return count
+
+    def _make_room(self, sequence: Sequence, blocks: int, plan: Plan) -> bool:
+        """Have `blocks` blocks free for a running sequence; others give way, in policy order."""
+        pool, memory = self.memory.pool, self.memory
+        while pool.free < blocks:
+            if pool.free + len(memory.limbo) >= blocks:
+                return False  # enough is coming back when the step in flight has landed
+            victim = next(iter(self._victims(plan)), None)
+            if victim is None:
+                return False
+            self._preempt(victim, plan, ("preempt", victim.id, victim.computed))
+            if victim is sequence.request:
+                return False
+        return True
+
+    def _victims(self, plan: Plan) -> list[Request]:
+        """Running requests in the order in which they give way, the lowest ticket left out.
+
+        The policy's order first; those it protects come after, youngest first.
+        """
+        running = self.roster.running.values()
+        oldest = min((request.ticket for request in running), default=0)
+        step = StepProxy(self.roster, plan.step, plan.now)
+        ranked: list[tuple[object, int, Request]] = []
+        protected: list[Request] = []
+        for request in running:
+            if request.ticket == oldest:
+                continue
+            order = self.guard.victim(request.view, step)
+            if order is None:
+                protected.append(request)
+            else:
+                ranked.append((order, -request.ticket, request))
+        ranked.sort(key=lambda entry: entry[:2])
+        protected.sort(key=lambda request: -request.ticket)
+        return [request for _, _, request in ranked] + protected
+
+    def _preempt(self, request: Request, plan: Plan, entry: tuple[object, ...]) -> None:
+        """Take everything from a running request but its place in the queue."""
+        for sequence in request.sequences:
+            plan.withdraw(sequence)
+        self.roster.log(*entry)
+        lost = self.roster.preempt(request)
+        self.roster.events.append(Preempted(request.view, lost))
+        self.roster.notify()
+
+    # ---------------------------------------------------------------- admission
+
+    def fits(self, request: Request) -> bool:
+        """Whether rows and blocks suffice for all its known tokens.
+
+        Blocks that running prompts still need count as taken: admitting on their account would
+        only mean preempting somebody a few steps later.
+        """
+        roster = self.roster
+        if any(sequence.pending for sequence in request.open_sequences):
+            return False  # preempted a moment ago: a token of it is still being sampled
+        rows = len(roster.decoding) + len(roster.prefilling)
+        free = self.memory.pool.free - self.memory.committed(roster.prefilling)
+        return rows + request.rows <= self.limits.rows and request.blocks_wanted <= free
+
+    def fits_its_class(self, request: Request) -> bool:
+        """Whether its class may hold the blocks it asks for."""
+        fraction = self.limits.of(request.slo_class).max_blocks_fraction
+        if fraction is None:
+            return True
+        held = self.roster.blocks_of_class(request.slo_class)
+        return held + request.blocks_wanted <= fraction * self.memory.pool.total
+
+    def displace_for(self, head: Request, plan: Plan) -> bool:
+        """Push out running requests that the policy lets `head` push out, if that lets it in."""
+        if not self.guard.displaces_anybody:
+            return False
+        chosen: list[Request] = []
+        rows = len(self.roster.decoding) + len(self.roster.prefilling) + head.rows
+        blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
+        for request in self._displaceable(head, plan):
+            if rows <= self.limits.rows and head.blocks_wanted <= blocks:
+                break
+            if self.guard.displaces(head.view, request.view):
+                chosen.append(request)
+                rows -= request.rows
+                blocks += sum(
+                    len(s.table) + s.blocks_missing(s.prefill_end) * (s in self.roster.prefilling)
+                    for s in request.sequences
+                )
+        if not chosen or rows > self.limits.rows or head.blocks_wanted > blocks:
+            return False
+        for request in chosen:
+            self._preempt(request, plan, ("displace", request.id, head.id))
+        return self.fits(head)
+
+    def _displaceable(self, head: Request, plan: Plan) -> Iterable[Request]:
+        """Who may be displaced at all, in victim order.
+
+        The lowest running ticket only by a strictly better class, when it alone fills the rows.
+        """
+        victims = self._victims(plan)
+        if victims:
+            return victims
+        return [
+            request
+            for request in self.roster.running.values()
+            if request.rows + head.rows > self.limits.rows
+            and head.submission.priority < request.submission.priority
+        ]
+
+
+class Admission:
+    """The heads of one step, one after the other, and who is let in.
+
+    aside: heads that did not fit and that others may pass, at most as many as `backfill` says.
+    They wait outside the queue until `close` puts them back.
+    """
+
+    def __init__(self, planner: Planner, plan: Plan, step: StepProxy) -> None:
+        self._planner = planner
+        self._roster = planner.roster
+        self._guard = planner.guard
+        self._plan = plan
+        self._step = step
+        self._aside: list[Request] = []
+        self._passes: int | None = None
+        self._closed: set[str] = set()
+        self._judged: set[Request] = set()
+        self._head: Request | None = None
+        self._forced = False
+        self._over = False
+        self._seen_preemptions = self._roster.counters.preemptions
+
+    def head(self) -> Request | None:
+        """Whose turn it is; None if nobody (more) is to be admitted in this step."""
+        preemptions = self._roster.counters.preemptions
+        if preemptions != self._seen_preemptions:
+            self._seen_preemptions, self._head = preemptions, None  # the queue has changed
+        if self._head is None and not self._over:
+            self._head = self._pick()
+            self._over = self._head is None
+        return self._head
+
+    def close(self) -> None:
+        """Put back who was set aside, and open the classes again."""
+        for request in self._aside:
+            self._roster.enqueue(request)
+        self._aside.clear()
+        self._roster.reopen(self._closed)
+
+    def _pick(self) -> Request | None:
+        waiting, guard = self._roster.waiting, self._guard
+        self._forced = False
+        if not waiting.anybody:
+            return None
+        if guard.owes_the_oldest:
+            self._forced = True
+            return None if self._aside else waiting.oldest()
+        choice = guard.pick(waiting, self._step)
+        if isinstance(choice, Hold):
+            self._planner.hold_until = choice.until
+            self._roster.log("hold", choice.until)
+            return None
+        if choice is None:  # with nothing running somebody has to start
+            return None if self._roster.running else waiting.oldest()
+        return waiting.head(choice)
+
+    def admit(self, head: Request) -> bool:
+        """Let the head run if it fits; False if it does not, or is head no more."""
+        self._head = None
+        planner = self._planner
+        if not planner.fits_its_class(head):
+            self._closed.add(head.slo_class)
+            self._roster.waiting.closed.add(head.slo_class)
+            return False
+        if not planner.fits(head) and not planner.displace_for(head, self._plan):
+            self._set_aside(head)
+            return False
+        if not self._judge(head):
+            return False
+        self._start(head)
+        return True
+
+    def _set_aside(self, head: Request) -> None:
+        """A head that does not fit: others may pass if the policy says so and nothing is owed."""
+        if self._passes is None:
+            self._passes = 0 if self._forced else self._guard.backfill(self._step)
+        if self._passes < 1 or len(self._aside) >= self._passes:
+            self._over = True
+            return
+        self._roster.waiting.remove(head)
+        self._aside.append(head)
+
+    def _judge(self, head: Request) -> bool:
+        """Ask the policy once more about the head about to run. False if it is head no more.
+
+        Who was preempted is not asked about again: its client is reading already.
+        """
+        if head.preemptions:
+            return True
+        verdict = self._guard.admit(head.view, self._step)
+        if isinstance(verdict, Reject):
+            failure = Failure(FailureKind.SHED, verdict.reason, verdict.retry_after)
+            self._planner.refuse(head, failure, self._step.now)
+            self._roster.events.append(Shed(head.view, verdict.reason))
+            self._roster.log("reject", head.id, "shed")
+            self._roster.drop(head)
+            return False
+        if isinstance(verdict, Demote) and head not in self._judged:
+            self._judged.add(head)
+            self._roster.waiting.remove(head)
+            head.slo_class = verdict.slo_class
+            self._roster.enqueue(head)
+            return False
+        return True
+
+    def _start(self, head: Request) -> None:
+        roster = self._roster
+        oldest = roster.waiting.oldest() is head and all(
+            head.ticket < request.ticket for request in self._aside
+        )
+        self._guard.admitted(oldest=oldest, forced=self._forced)
+        known = sum(len(sequence.tokens) for sequence in head.open_sequences)
+        recomputed = min(head.computed_peak, known)
+        if head.preemptions == 0:
+            head.admitted_at = self._step.now
+            roster.counters.admitted += 1
+        roster.counters.recomputed_tokens += recomputed
+        roster.start(head)
+        roster.log("admit", head.id, self._forced, recomputed)
+        roster.events.append(Admitted(head.view, known - recomputed, recomputed))
+        roster.notify()
+        if self._passes is not None and self._aside:
+            self._passes -= 1
+            self._over = self._passes < 1

@@ -1,0 +1,168 @@
+"""Who is where: the maps of live requests, and every move between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine.decisions import DecisionSink
+from engine.guard import Guard
+from engine.limits import Limits
+from engine.memory import KVMemory
+from engine.outputs import Counters
+from engine.queues import WaitingQueue
+from engine.request import Request, Sequence
+from policies.base import Event, Phase
+
+
+class Roster:
+    """Live requests: waiting or running; of the running sequences, prefilling or decoding."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        memory: KVMemory,
+        limits: Limits,
+        log: DecisionSink,
+        counters: Counters,
+    ) -> None:
+        self.guard = guard
+        self.memory = memory
+        self.limits = limits
+        self.log = log
+        self.waiting = WaitingQueue()
+        self.counters = counters
+        self.requests: dict[int, Request] = {}
+        self.running: dict[int, Request] = {}
+        # Insertion order of decodes is least recently served first.
+        self.decoding: dict[Sequence, None] = {}
+        self.prefilling: dict[Sequence, None] = {}
+        self.running_by_class: Counter[str] = Counter()
+        self.events: list[Event] = []
+
+    # ---------------------------------------------------------------- moves
+
+    def enqueue(self, request: Request) -> None:
+        """Let a request wait where the policy wants it."""
+        flow, key = self.guard.place(request.view)
+        self.waiting.push(request, flow, key)
+
+    def requeue(self, request: Request) -> None:
+        """Ask the policy anew where a waiting request belongs."""
+        self.waiting.remove(request)
+        self.enqueue(request)
+
+    def requeue_all(self) -> None:
+        """Queue everybody anew: another policy is in charge."""
+        for request in self.waiting.everybody():
+            self.requeue(request)
+
+    def start(self, request: Request) -> None:
+        """From waiting to running."""
+        self.waiting.remove(request)
+        request.phase = Phase.PREFILL
+        self.running[request.id] = request
+        self.running_by_class[request.slo_class] += 1
+        self._gate(request.slo_class)
+        for sequence in request.sequences:
+            if not sequence.done:
+                sequence.prefill_end = len(sequence.tokens)
+                self.prefilling[sequence] = None
+
+    def preempt(self, request: Request) -> int:
+        """From running to waiting, with nothing but its place; returns the tokens lost."""
+        lost = request.computed
+        request.computed_peak = max(request.computed_peak, lost)
+        request.preemptions += 1
+        self.counters.preemptions += 1
+        self._stop(request)
+        request.phase = Phase.PREEMPTED
+        self.enqueue(request)
+        return lost
+
+    def drop(self, request: Request) -> None:
+        """Out of every map it is in."""
+        del self.requests[request.id]
+        if request.id in self.running:
+            self._stop(request)
+        else:
+            self.waiting.remove(request)
+        request.phase = Phase.FINISHED
+        for sequence in request.sequences:
+            sequence.done = True  # whatever of it is still in flight comes to nothing
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """A sequence is complete: its blocks serve others, unless siblings still copy from it."""
+        sequence.done = True
+        self.decoding.pop(sequence, None)
+        self.prefilling.pop(sequence, None)
+        sequence.lingers = bool(sequence.table)
+        self._release_lingering(sequence.request)
+
+    def _release_lingering(self, request: Request) -> None:
+        """Free the finished sequences of a request unless a sibling still needs their prompt."""
+        if any(s.reached == 0 for s in request.open_sequences) and request.id in self.running:
+            return
+        for sequence in request.sequences:
+            if sequence.lingers:
+                self.memory.release(sequence)
+
+    def became_decode(self, sequence: Sequence) -> None:
+        """All known tokens of a sequence are computed, or will be when its row has landed."""
+        del self.prefilling[sequence]
+        self.decoding[sequence] = None
+        request = sequence.request
+        if all(s.decoding for s in request.open_sequences):
+            request.phase = Phase.DECODE
+
+    def became_prompt(self, sequence: Sequence) -> None:
+        """The row that would have completed a sequence's known tokens came to nothing."""
+        del self.decoding[sequence]
+        self.prefilling[sequence] = None
+        sequence.request.phase = Phase.PREFILL
+
+    def _stop(self, request: Request) -> None:
+        del self.running[request.id]
+        self.running_by_class[request.slo_class] -= 1
+        self._gate(request.slo_class)
+        for sequence in request.sequences:
+            self.decoding.pop(sequence, None)
+            self.prefilling.pop(sequence, None)
+            self.memory.release(sequence)
+
+    # ---------------------------------------------------------------- classes
+
+    def _gate(self, slo_class: str) -> None:
+        """Close a class at its limit of running requests, open it below."""
+        most = self.limits.of(slo_class).max_running
+        if most is not None and self.running_by_class[slo_class] >= most:
+            self.waiting.closed.add(slo_class)
+        else:
+            self.waiting.closed.discard(slo_class)
+
+    def reopen(self, classes: set[str]) -> None:
+        """Undo what closed these classes for the length of one step."""
+        for slo_class in classes:
+            self._gate(slo_class)
+
+    def blocks_of_class(self, slo_class: str) -> int:
+        """Blocks that the running requests of a class hold or were promised."""
+        return sum(
+            max(len(s.table), s.blocks_missing(s.prefill_end) + len(s.table))
+            for r in self.running.values()
+            if r.slo_class == slo_class
+            for s in r.sequences
+        )
+
+    # ---------------------------------------------------------------- the policy
+
+    def notify(self) -> None:
+        """Tell the policy what happened; queue the waiting requests it names anew."""
+        if not self.events:
+            return
+        events, self.events = self.events, []
+        for request_id in self.guard.observe(events):
+            request = self.requests.get(request_id)
+            if request is None:
+                self.guard.saves["foreign id"] += 1
+            elif request_id not in self.running:
+                self.requeue(request)
