@@ -80,6 +80,7 @@ class Guard:
         self._cpu_clock = cpu_clock
         self._fallback = FCFS(services=policy.services)
         self._active: Policy = policy
+        self._queued_by: Policy = policy
         self._fallback_until: int | None = None
         self._step = 0
         self._cpu_s = 0.0
@@ -100,17 +101,18 @@ class Guard:
 
         Whoever waits must then be queued anew.
         """
-        before = self._active
         self._judge_cpu_time(step)
         self._step = step
         if self._fallback_until is not None and step >= self._fallback_until:
             self._fallback_until = None
         self._active = self._fallback if self.fallen_back else self.policy
-        return self._active is not before
+        changed = self._active is not self._queued_by
+        self._queued_by = self._active
+        return changed
 
     def replace(self, policy: Policy) -> None:
         """Put another policy in charge, from the next step on."""
-        self.policy = self._active = policy
+        self.policy = self._active = self._queued_by = policy
         self._fallback_until = None
         self._overruns.clear()
         self._learn_abilities()
