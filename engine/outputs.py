@@ -25,6 +25,8 @@ class FailureKind(enum.Enum):
     DEADLINE = "deadline"
     ENGINE_FAULT = "engine_fault"
     SHUTTING_DOWN = "shutting_down"
+    NOT_READY = "not_ready"
+    CLIENT_LAGGED = "client_lagged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,10 @@ class _Arrays:
         self.slots.extend([s.table[p // BLOCK] * BLOCK + p % BLOCK for s, p in both])
         self.qo_indptr.extend(range(1, len(sequences) + 1))
         self.last_page_len.extend([p % BLOCK + 1 for p in starts])
+        indices, indptr = self.kv_indices, self.kv_indptr
         for sequence in sequences:
-            self._add_table(sequence)
+            indices.extend(sequence.table)
+            indptr.append(len(indices))
         samples = [p + 1 == len(s.tokens) + s.pending for s, p in both]
         sampled = [number for number, is_sampled in enumerate(samples) if is_sampled]
         self.sample_rows.extend(sampled)
@@ -173,12 +175,9 @@ class _Arrays:
         self.slots.extend([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)])
         self.qo_indptr.append(len(self.token_ids))
         self.last_page_len.append((end - 1) % BLOCK + 1)
-        self._add_table(sequence)
-        return Row(sequence.request.id, sequence.index, start, count, samples)
-
-    def _add_table(self, sequence: Sequence) -> None:
-        self.kv_indices.extend(sequence.table)
+        self.kv_indices.extend(table)
         self.kv_indptr.append(len(self.kv_indices))
+        return Row(sequence.request.id, sequence.index, start, count, samples)
 
     def batch(self, plan: Plan, rows: list[Row]) -> Batch:
         return Batch(

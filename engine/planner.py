@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from engine.batch import BLOCK
 from engine.blocks import blocks_for
+from engine.decisions import no_log
 from engine.memory import KVMemory
 from engine.outputs import Failure, FailureKind
 from engine.plan import Plan
@@ -45,7 +46,7 @@ class Planner:
             return plan
         step = StepProxy(roster, number, now)
         share = self.guard.share(step)
-        owed = self._owed(number)
+        owed = self._owed(number, share)
         self._grant_decodes(plan, share, owed, step)
         self._grant_prompts(plan, share, owed, step)
         if (
@@ -57,10 +58,15 @@ class Planner:
         self.window.granted(number, plan.prompt_tokens)
         return plan
 
-    def _owed(self, number: int) -> Owed:
+    def _owed(self, number: int, share: Share) -> Owed:
+        """What the step owes; nothing where everybody is served anyway."""
         roster = self.roster
         if not self.guard.settings.enabled:
             return NOTHING
+        if not roster.prefilling:
+            self.window.no_prompts()
+            if len(roster.decoding) <= share.decode and not self.guard.may_skip_decodes:
+                return NOTHING
         last_served = (sequence.last_served for sequence in roster.decoding)
         return self.window.owed(number, last_served, self.lacking())
 
@@ -89,19 +95,24 @@ class Planner:
         may_skip = self.guard.may_skip_decodes
         served: list[Sequence] = []
         for place, sequence in enumerate(list(decoding)):
-            if plan.tokens >= limit:
+            if len(served) >= limit:
                 break
-            if sequence not in decoding or sequence.remaining < 1:
-                continue  # gave way to an earlier one, or all its tokens are in flight
+            if sequence not in decoding:
+                continue  # gave way to an earlier one
+            position = sequence.computed + sequence.in_flight
+            if sequence.pending and sequence.remaining < 1:
+                continue  # all its tokens are in flight
             may_wait = may_skip and place >= owed.decodes
             if may_wait and self.guard.may_wait(sequence.request.view, step):
                 continue
-            inside = sequence.reached < BLOCK * len(sequence.table)
+            inside = position < BLOCK * len(sequence.table)
             if inside or self._grow(sequence, 1, plan):
                 plan.grant(sequence, 1)
                 sequence.last_served = plan.step
                 served.append(sequence)
-        if served:
+        if not served:
+            return
+        if self.roster.log is not no_log:
             self.roster.log("decode", [n for s in served for n in (s.request.id, s.index)])
         if len(served) < len(decoding):
             for sequence in served:

@@ -41,7 +41,7 @@ class ProgressWindow:
         """
         window = self.window
         if lacking == 0:
-            self._prompt_grants.clear()
+            self.no_prompts()
         elif len(self._prompt_grants) < window:
             # The window of prompts that start to run now starts now.
             missing = window - len(self._prompt_grants)
@@ -53,6 +53,10 @@ class ProgressWindow:
         for served in list(self._prompt_grants)[:lacking]:
             prompts[min(window, max(0, served + window - step))] += 1
         return self._must_do_now(decodes, prompts)
+
+    def no_prompts(self) -> None:
+        """No prompt runs: the next one starts a window of its own."""
+        self._prompt_grants.clear()
 
     def granted(self, step: int, prompt_tokens: int) -> None:
         """`prompt_tokens` were granted in `step`."""

@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from engine.batch import BLOCK
+from engine.batch import BLOCK, Row
 from engine.blocks import BlockPool, blocks_for
 from engine.controls import Sampled, TokenLogprobs
 from engine.decisions import DecisionSink, no_log
@@ -201,15 +201,18 @@ class Scheduler:
             if epoch == sequence.epoch:  # else it gave up meanwhile what the row computed
                 sequence.computed += row.count
                 sequence.in_flight -= row.count
-                prompt = min(row.start + row.count, sequence.request.prompt_length) - row.start
-                if prompt > 0:
-                    self.counters.prompt_tokens += prompt
+                if row.start < sequence.request.prompt_length:
+                    self._count_prompt(row, sequence)
             if row.samples:
                 sequence.pending -= 1
                 token, logprobs = next(results)
                 if not sequence.done:
                     self._append(sequence, token, logprobs, now)
         self.memory.give(flight.limbo)
+
+    def _count_prompt(self, row: Row, sequence: EngineSequence) -> None:
+        end = min(row.start + row.count, sequence.request.prompt_length)
+        self.counters.prompt_tokens += end - row.start
 
     def crash(self, flight: Flight, faulty: Iterable[int], failure: Failure, now: float) -> None:
         """The oldest flight came to nothing: end the requests of the `faulty` rows.
@@ -279,19 +282,21 @@ class Scheduler:
         self, sequence: EngineSequence, token: int, logprobs: TokenLogprobs | None, now: float
     ) -> None:
         request = sequence.request
-        submission, controls = request.submission, request.submission.controls
-        sequence.tokens.append(token)
-        generated = len(sequence.tokens) - request.prompt_length
+        submission, tokens = request.submission, sequence.tokens
+        controls = submission.controls
+        tokens.append(token)
+        generated = len(tokens) - request.prompt_length
         request.last_token_at = now
         self.counters.generated_tokens += 1
         if self.guard.observes:
             self.roster.events.append(Tokens(request.view, 1))
-        finish = None
+        finish = timing = None
         if token in controls.stop_ids or (token in controls.eos_ids and not controls.ignore_eos):
             finish = Finish(FinishReason.STOP, stop_token=token)
         elif generated >= submission.max_tokens:
             finish = Finish(FinishReason.LENGTH)
-        first = generated == 1
+        if generated == 1:
+            timing = Timing(submission.arrival, request.admitted_at)
         self._outputs.append(
             Output(
                 request.id,
@@ -300,7 +305,7 @@ class Scheduler:
                 (token,),
                 () if logprobs is None else (logprobs,),
                 finish,
-                Timing(submission.arrival, request.admitted_at) if first else None,
+                timing,
             )
         )
         if finish is not None:
