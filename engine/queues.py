@@ -115,6 +115,10 @@ class WaitingQueue:
         """Whether somebody of an open class waits."""
         return bool(self._open())
 
+    def holds(self, request: Request) -> bool:
+        """Whether the request is in the queue."""
+        return request in self._places
+
     def of_class(self, slo_class: str) -> int:
         """How many of a class wait."""
         lane = self._lanes.get(slo_class)

@@ -164,5 +164,5 @@ class Roster:
             request = self.requests.get(request_id)
             if request is None:
                 self.guard.saves["foreign id"] += 1
-            elif request_id not in self.running:
+            elif self.waiting.holds(request):  # else it runs, or a step has set it aside
                 self.requeue(request)
