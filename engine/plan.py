@@ -10,14 +10,14 @@ import numpy as np
 
 from engine.batch import BLOCK, Batch, Int32, Row
 from engine.controls import SampleRow
-from engine.request import Sequence
+from engine.request import Request, Sequence
 
 
 class Plan:
     """Grants of one step, within its token budget. A sequence has at most one.
 
     copies: block copies that the step does first, by the sequence they are made for. limbo: blocks
-    that are given back when the step has landed.
+    that are given back when the step has landed. gave_way: requests that were preempted for it.
     """
 
     def __init__(self, step: int, now: float, budget: int) -> None:
@@ -28,6 +28,7 @@ class Plan:
         self.prompt_tokens = 0
         self.copies: dict[Sequence, list[tuple[int, int]]] = {}
         self.limbo: list[int] = []
+        self.gave_way: set[Request] = set()
         self._grants: dict[Sequence, int] = {}
 
     @property

@@ -248,6 +248,7 @@ class Planner:
             plan.withdraw(sequence)
         self.roster.log(*entry)
         lost = self.roster.preempt(request)
+        plan.gave_way.add(request)
         self.roster.events.append(Preempted(request.view, lost))
         self.roster.notify()
 
@@ -275,8 +276,11 @@ class Planner:
         return held + request.blocks_wanted <= fraction * self.memory.pool.total
 
     def displace_for(self, head: Request, plan: Plan) -> bool:
-        """Push out running requests that the policy lets `head` push out, if that lets it in."""
-        if not self.guard.displaces_anybody:
+        """Push out running requests that the policy lets `head` push out, if that lets it in.
+
+        Who gave way in this step pushes nobody out: two could take turns without end.
+        """
+        if not self.guard.displaces_anybody or head in plan.gave_way:
             return False
         chosen: list[Request] = []
         rows = len(self.roster.decoding) + len(self.roster.prefilling) + head.rows
