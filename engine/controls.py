@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class RowControls:
@@ -24,7 +27,8 @@ class RowControls:
     eos_ids: the model's own end-of-sequence ids; stop_ids: what the client added.
     bad_words: token sequences that must not be completed.
     logprobs: None for none, else how many alternatives to report beside the chosen token.
-    grammar: an opaque key of the structured-output mask for this request, if any.
+    grammar: an opaque key of the structured-output grammar of this request, if any; whoever plans
+    the step turns it into `SampleRow.mask`.
     """
 
     temperature: float = 1.0
@@ -52,7 +56,11 @@ class SampleRow:
 
     tokens is the sequence's live list of known tokens (prompt, then generated), not a copy: it is
     valid until the step's result is applied. position is the index the sampled token will have in
-    it, and `prompt_length` says where the generated part begins.
+    it, and `prompt_length` says where the generated part begins. While the step before is in
+    flight the list lacks the token that it samples.
+    mask: one bit a token, set if it may be sampled, packed into 32-bit words (token i is bit i % 32
+    of word i // 32, least significant first, as llguidance packs them); tokens beyond the last
+    word may not. None allows all.
     """
 
     controls: RowControls
@@ -60,6 +68,7 @@ class SampleRow:
     position: int
     tokens: Sequence[int]
     prompt_length: int
+    mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

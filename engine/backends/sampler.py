@@ -3,7 +3,8 @@
 The order of the controls:
 
     raw logits ── logprobs are read here
-      allowed_ids, bad_words, min_tokens     forbid tokens
+      mask, allowed_ids, bad_words,
+      min_tokens                             forbid tokens
       logit_bias                             adds
       repetition, frequency, presence        penalise
     greedy (temperature 0) takes the best of these; else
@@ -18,7 +19,7 @@ the batch, on the row, or on what was drawn before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +37,11 @@ FIRST_LOOK = 1024
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     """Sample one token for each row of logits [rows, vocab]. The logits are not changed.
 
-    Raises RowFault with indices into `rows` where logits are NaN or infinite, where the controls
-    forbid every token, and where a grammar is asked for, which this sampler does not know.
+    Raises RowFault with indices into `rows` where logits are NaN or infinite, and where mask and
+    controls forbid every token. The number of torch calls does not grow with the number of rows.
     """
     if not rows:
         return Sampled([], [])
-    _fault(
-        torch.tensor([row.controls.grammar is None for row in rows]),
-        "this backend has no grammar masks",
-    )
     edited = _edit(logits, rows)
     best, tokens = edited.max(dim=-1)
     highest = best if edited is logits else logits.amax(dim=-1)  # NaN if any logit is
@@ -97,42 +94,59 @@ def _fault(healthy: Tensor, reason: str) -> None:
 
 def _edit(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """The logits after masks, bias and penalties: the same tensor if nobody asks for any."""
-    if not any(_edits(row.controls) for row in rows):
+    if not any(_edits(row) for row in rows):
         return logits
     edited = logits.clone()
     _keep_allowed(edited, rows)
     _forbid(edited, rows)
     _add_bias(edited, rows)
-    for i, row in enumerate(rows):
-        if _penalises(row.controls):
-            _penalise(edited[i], row)
+    _penalise_known(edited, rows)
+    _penalise_generated(edited, rows)
     return edited
 
 
-def _edits(controls: RowControls) -> bool:
+def _edits(row: SampleRow) -> bool:
+    controls = row.controls
     return bool(
         controls.logit_bias
+        or row.mask is not None
         or controls.allowed_ids is not None
         or controls.bad_words
         or controls.min_tokens
-        or _penalises(controls)
-    )
-
-
-def _penalises(controls: RowControls) -> bool:
-    return (
-        controls.repetition_penalty != 1
+        or controls.repetition_penalty != 1
         or controls.frequency_penalty != 0
         or controls.presence_penalty != 0
     )
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    for i, row in enumerate(rows):
+    """Forbid what a row's mask or its allowed_ids leave out."""
+    limited = [
+        i
+        for i, row in enumerate(rows)
+        if row.mask is not None or row.controls.allowed_ids is not None
+    ]
+    if limited:
+        allowed = _allowed([rows[i] for i in limited], logits.shape[1])
+        logits[limited] = logits[limited].masked_fill_(torch.from_numpy(~allowed), -torch.inf)
+
+
+def _allowed(rows: Sequence[SampleRow], vocab: int) -> npt.NDArray[np.bool_]:
+    """Which tokens [rows, vocab] both the mask and the allowed_ids of a row let through."""
+    words = np.full((len(rows), -(-vocab // 32)), 0xFFFF_FFFF, dtype="<u4")
+    for packed, row in zip(words, rows, strict=True):
+        if row.mask is not None:
+            known = min(len(row.mask), len(packed))
+            packed[:known] = row.mask[:known]
+            packed[known:] = 0
+    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little")
+    allowed = bits.view(np.bool_)
+    for mine, row in zip(allowed, rows, strict=True):
         if row.controls.allowed_ids is not None:
-            others = torch.ones(logits.shape[1], dtype=torch.bool)
-            others[list(row.controls.allowed_ids)] = False
-            logits[i].masked_fill_(others, -torch.inf)
+            listed = np.zeros(vocab, dtype=np.bool_)
+            listed[list(row.controls.allowed_ids)] = True
+            mine &= listed
+    return allowed
 
 
 def _forbid(logits: Tensor, rows: Sequence[SampleRow]) -> None:
@@ -166,15 +180,40 @@ def _add_bias(logits: Tensor, rows: Sequence[SampleRow]) -> None:
         logits[list(row_ids), list(tokens)] += torch.tensor(biases, dtype=logits.dtype)
 
 
-def _penalise(logits: Tensor, row: SampleRow) -> None:
-    """Apply the penalties of one row to its logits [vocab], in place."""
-    controls = row.controls
-    known = torch.tensor(row.tokens, dtype=torch.int64)
-    seen = known.unique()
-    by = controls.repetition_penalty
-    logits[seen] = torch.where(logits[seen] > 0, logits[seen] / by, logits[seen] * by)
-    generated, counts = known[row.prompt_length :].unique(return_counts=True)
-    logits[generated] -= controls.frequency_penalty * counts + controls.presence_penalty
+def _penalise_known(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """repetition_penalty: each token of prompt or output becomes less likely, once."""
+    by = np.array([row.controls.repetition_penalty for row in rows])
+    if (by != 1).any():
+        penalised = np.flatnonzero(by != 1).tolist()
+        at, tokens, _ = _occurrences({i: rows[i].tokens for i in penalised})
+        penalty = torch.from_numpy(by)[at].to(logits.dtype)
+        before = logits[at, tokens]
+        logits[at, tokens] = torch.where(before > 0, before / penalty, before * penalty)
+
+
+def _penalise_generated(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """frequency_penalty each time, and presence_penalty once, for each generated token."""
+    controls = [row.controls for row in rows]
+    by = np.array([(c.frequency_penalty, c.presence_penalty) for c in controls])
+    if by.any():
+        penalised = np.flatnonzero(by.any(axis=1)).tolist()
+        at, tokens, counts = _occurrences(
+            {i: rows[i].tokens[rows[i].prompt_length :] for i in penalised}
+        )
+        each, once = torch.from_numpy(by)[at].unbind(dim=1)
+        logits[at, tokens] -= (each * counts + once).to(logits.dtype)
+
+
+def _occurrences(histories: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Each different (row, token) of the rows' histories, and how often it is there."""
+    # The row above, the token below: no id, however wrong, reaches into another row.
+    keys = [
+        np.asarray(tokens, dtype=np.int64) & 0xFFFF_FFFF | i << 32
+        for i, tokens in histories.items()
+    ]
+    found, counts = np.unique(np.concatenate(keys), return_counts=True)
+    at, tokens = found >> 32, found & 0xFFFF_FFFF
+    return torch.from_numpy(at), torch.from_numpy(tokens), torch.from_numpy(counts)
 
 
 # ── after temperature ─────────────────────────────────────────────────────────────────────────

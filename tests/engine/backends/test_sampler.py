@@ -372,13 +372,6 @@ def test_a_row_of_which_nothing_is_allowed_is_named():
     assert caught.value.rows == (1,)
 
 
-def test_a_grammar_is_refused_rather_than_ignored():
-    rows = [row(RowControls()), row(RowControls(grammar="json"))]
-    with pytest.raises(RowFault, match="grammar") as caught:
-        sample(random_logits(2), rows)
-    assert caught.value.rows == (1,)
-
-
 def test_no_rows_give_no_tokens():
     result = sample(torch.empty(0, VOCAB), [])
     assert (result.tokens, result.logprobs) == ([], [])
