@@ -276,11 +276,8 @@ class Planner:
         return held + request.blocks_wanted <= fraction * self.memory.pool.total
 
     def displace_for(self, head: Request, plan: Plan) -> bool:
-        """Push out running requests that the policy lets `head` push out, if that lets it in.
-
-        Who gave way in this step pushes nobody out: two could take turns without end.
-        """
-        if not self.guard.displaces_anybody or head in plan.gave_way:
+        """Push out running requests that the policy lets `head` push out, if that lets it in."""
+        if not self.guard.displaces_anybody:
             return False
         chosen: list[Request] = []
         rows = len(self.roster.decoding) + len(self.roster.prefilling) + head.rows
@@ -381,7 +378,8 @@ class Admission:
             self._closed.add(head.slo_class)
             self._roster.waiting.closed.add(head.slo_class)
             return False
-        if not planner.fits(head) and not planner.displace_for(head, self._plan):
+        gave_way = head in self._plan.gave_way  # or two could take turns without end
+        if gave_way or not (planner.fits(head) or planner.displace_for(head, self._plan)):
             self._set_aside(head)
             return False
         if not self._judge(head):

@@ -101,10 +101,13 @@ class Watch:
         scheduler, before = harness.scheduler, len(harness.backend.batches)
         busy = scheduler.in_flight > 0
         lacking = scheduler.planner.lacking()
+        preemptions = scheduler.counters.preemptions
         worked = harness.step()
         self.step += 1
         if len(harness.backend.batches) > before:
             self.plans += 1
+            if scheduler.counters.preemptions > preemptions:
+                lacking = 0  # the prompts that ran may be among those who gave way
             self._hold_against(harness.backend.batches[-1], lacking)
         elif not busy:
             held = scheduler.planner.hold_until < float("inf")
