@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from loadtest.cache_bench import (
+    BLOCKS,
+    REQUESTS,
+    Prompt,
+    conversations,
+    measure_block_layer,
+    read_trace,
+)
 from loadtest.host_bench import ROWS, Repeats, measure_host, probes_of
 from loadtest.machine import cpu, versions
 
@@ -38,12 +47,21 @@ from loadtest.machine import cpu, versions
     help="Requests that wait while a step is planned; may be repeated."
     "  [default: 100, 1000, 10000, 100000]",
 )
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Mooncake trace (.jsonl or .jsonl.gz) for the block layer, of which the first"
+    f" {REQUESTS:,} rows are replayed.  [default: made-up conversations]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def bench(rounds: int, steps: int, waiting: tuple[int, ...], as_json: bool) -> None:
+def bench(
+    rounds: int, steps: int, waiting: tuple[int, ...], trace: Path | None, as_json: bool
+) -> None:
     """Measure what the engine's own work costs, without a model.
 
-    Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend, and
-    planning behind long queues, in CPU time. Needs no weights and takes some twenty seconds.
+    Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend,
+    planning behind long queues, and the prefix cache, in CPU time. Needs no weights and takes some
+    twenty seconds.
 
     \b
     Examples:
@@ -51,14 +69,33 @@ def bench(rounds: int, steps: int, waiting: tuple[int, ...], as_json: bool) -> N
       octavo bench --json --rounds 5 > before.json
       octavo bench --waiting 100000
     """
+    prompts = _prompts(trace)
     with _progress() as progress:
-        task = progress.add_task("host path", total=rounds * probes_of(waiting))
+        task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1))
         figures = measure_host(Repeats(rounds, steps), waiting, lambda: progress.advance(task))
+        figures["block_layer"] = measure_block_layer(
+            prompts, rounds, lambda: progress.advance(task)
+        )
     report = {**figures, "rounds": rounds, "steps": steps, "versions": versions(), "cpu": cpu()}
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
         Console().print(_host_table(report))
+
+
+def _prompts(trace: Path | None) -> list[Prompt]:
+    """What the block layer replays."""
+    if trace is None:
+        return conversations(REQUESTS)
+    try:
+        prompts = read_trace(trace, REQUESTS)
+    except (ValueError, OSError) as error:
+        raise click.BadParameter(f"{trace}: {error}", param_hint="--trace") from error
+    if max(map(len, prompts)) > BLOCKS:
+        raise click.BadParameter(
+            f"{trace}: a prompt has more than {BLOCKS:,} blocks", param_hint="--trace"
+        )
+    return prompts
 
 
 def _progress() -> Progress:
@@ -83,6 +120,9 @@ def _host_table(report: dict[str, Any]) -> Table:
     table.add_row("rows a second, simulated", f"{report['rows_per_s']:,.0f}", "≥ 150,000")
     for number, milliseconds in report["waiting_ms"].items():
         table.add_row(f"schedule with {int(number):,} waiting", _ms(milliseconds), "")
+    layer = report["block_layer"]
+    table.add_row("block layer, requests a second", f"{layer['requests_per_s']:,.0f}", "")
+    table.add_row("block layer, blocks a second", f"{layer['blocks_per_s']:,.0f}", "")
     return table
 
 
