@@ -1,11 +1,10 @@
 """The pool of KV blocks: integers, reference counts, a free list and the prefix cache.
 
-            take                   publish: a key for what is written
-    free ───────────▶ owned ─────────────────────────▶ owned, has a key
-     ▲ ▲               │                                 │        ▲
-     │ └───── give ────┘                            give │        │ share
-     │                                                   ▼        │
-     └────────────── evicted by take ◀─────────────── cached ─────┘
+    free ───take──▶ owned ───publish──▶ owned, known by a key
+     ▲              │   ▲                  │       ▲
+     └─────give─────┘   │             give │       │ share
+                        │                  ▼       │
+                        └──take (evicts)── cached ─┘
 
 An owned block has one owner or more. A block without owners is cached if it has a key, under which
 it can still be found, else free. No tensors here.
