@@ -59,7 +59,7 @@ class ScriptedBackend:
         self._nan_rows = dict(nan_rows or {})
         self._shadow = np.full(total_blocks * BLOCK, -1, dtype=np.int64)
         self._rows: dict[int, Sequence[SampleRow]] = {}
-        self._last_tokens: list[int] = []
+        self._last_tokens: Sequence[int] = []
         self.batches: list[Batch] = []
 
     @property
@@ -87,10 +87,15 @@ class ScriptedBackend:
         self._shadow[batch.slots] = self._resolve(batch)
         for number, row in zip(batch.sample_rows, rows, strict=True):
             self._look_back(batch, int(number), row)
-        tokens = [self._choose(row) for row in rows]
-        self._last_tokens = tokens
+        result = self._sample(rows)
+        self._last_tokens = result.tokens
         if faulty := self._nan_rows.get(ticket):
             raise RowFault(faulty, "logits are not finite")
+        return result
+
+    def _sample(self, rows: Sequence[SampleRow]) -> Sampled:
+        """What the script says; a subclass may ask a real sampler instead."""
+        tokens = [self._choose(row) for row in rows]
         return Sampled(
             tokens,
             [
