@@ -29,22 +29,24 @@ _UVICORN: Final = ("uvicorn", "uvicorn.error", "uvicorn.access")
 
 def configure_logs(
     level: str = "info",
-    format: Literal["json", "console"] = "json",
+    format: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
     """Send every log line of the process to `stream` (default: stderr), in one format.
 
-    `level` is debug, info, warning or error. Run uvicorn with `log_config=None`, or it replaces the
-    handlers; its access log is silenced, since `log_request` says more. May be called again.
+    `level` is debug, info, warning or error; format `auto` is console on a terminal, else json.
+    Run uvicorn with `log_config=None`, or it replaces the handlers; its access log is silenced,
+    since `log_request` says more. May be called again.
     """
     stream = stream if stream is not None else sys.stderr
+    console = format == "console" or (format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_FROM_EVERYWHERE,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_renderers(format, colors=stream.isatty()),
+                *_renderers(console, colors=stream.isatty()),
             ],
         )
     )
@@ -63,11 +65,17 @@ def configure_logs(
     )
 
 
-def _renderers(format: Literal["json", "console"], colors: bool) -> list[Processor]:
-    if format == "console":
+def _renderers(console: bool, colors: bool) -> list[Processor]:
+    if console:
         plain = structlog.dev.plain_traceback
-        return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
+        return [_drop_absent, renderer]
     return [structlog.processors.format_exc_info, _render_json]
+
+
+def _drop_absent(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Fields that are None tell a person nothing."""
+    return {name: value for name, value in event.items() if value is not None}
 
 
 def _render_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
@@ -114,10 +122,20 @@ class RequestLine:
 _requests: Final = structlog.stdlib.get_logger("octavo.request")
 
 
+PROBES: Final = frozenset({"/health", "/metrics"})
+"""Routes that machines ask every few seconds."""
+
+
 def log_request(line: RequestLine) -> None:
-    """Write the canonical line of a request: info, or error from status 500 on."""
+    """Write the canonical line of a request: info, or error from status 500 on; probes debug."""
     fields: dict[str, Any] = {
         name: round(value, 6) if isinstance(value, float) else value
         for name, value in asdict(line).items()
     }
-    _requests.log(logging.ERROR if line.status >= 500 else logging.INFO, "request", **fields)
+    _requests.log(_level(line), "request", **fields)
+
+
+def _level(line: RequestLine) -> int:
+    if line.route in PROBES and line.status != 500:  # 503 is the answer to /health, not a fault
+        return logging.DEBUG
+    return logging.ERROR if line.status >= 500 else logging.INFO

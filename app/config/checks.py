@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -11,10 +11,6 @@ from app.config.keys import Path
 from app.config.schema import Config
 from app.explain import explain
 from app.problems import Problem, refuse
-
-PROGRESS_WINDOW: Final = 16
-PROMPT_PROGRESS: Final = 16
-"""Within so many steps each running decode gets a token, and prompts get so many together."""
 
 
 class Origin(Protocol):
@@ -36,13 +32,15 @@ def type_problems(tree: Mapping[str, Any], origin: Origin) -> Iterator[Problem]:
 def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
     """Combinations of knobs that cannot work."""
     rows, budget = config.engine.max_rows, config.engine.max_step_tokens
-    tokens = PROGRESS_WINDOW * budget
-    if rows + PROMPT_PROGRESS > tokens:
+    window = config.guard.window
+    # Within the window each decode gets a token, and prompts get as many together as it has steps.
+    if config.guard.enabled and rows + window > window * budget:
         yield Problem(
             "engine.max_rows",
-            f"{rows} + {PROMPT_PROGRESS} is more than the {tokens} tokens that {PROGRESS_WINDOW}"
-            f" steps of engine.max_step_tokens = {budget} compute, so some request would starve",
-            origin(("engine", "max_rows"), ("engine", "max_step_tokens")),
+            f"{rows} + {window} is more than the {window * budget} tokens that guard.window ="
+            f" {window} steps of engine.max_step_tokens = {budget} compute, so some request would"
+            " starve",
+            origin(("engine", "max_rows"), ("engine", "max_step_tokens"), ("guard", "window")),
         )
 
 

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from app.config.checks import impossible, type_problems
+from app.config.keys import fields, subsection
 from app.config.layers import Layer
 from app.config.schema import Config
 from app.policy_loader import check_policy
-from app.problems import BadConfiguration, Problem, refuse
+from app.problems import BadConfiguration, Problem, nearest, refuse
 
 FILE_VARIABLE: Final = "OCTAVO_CONFIG"
 DEFAULT_FILE: Final = Path("config.yaml")
 _PREFIX: Final = "OCTAVO_"
+
+SIMILAR_KNOB: Final = 0.85
+"""How much of a variable's name must agree with a knob's for that to be what was meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,25 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
         if name.startswith(_PREFIX) and "__" in name:
             key = name.removeprefix(_PREFIX).lower().split("__")
             layer.read(value, name, under=key)
+        elif meant := _knob_meant_by(name, value):
+            message = f"two underscores stand between section and key; did you mean {meant}?"
+            layer.problems.append(Problem("", message, name))
     return layer
+
+
+def _knob_meant_by(name: str, value: str) -> str | None:
+    """The variable of a knob that `name` spells with single underscores, or nearly so.
+
+    Others are none of ours: Kubernetes sets OCTAVO_PORT, OCTAVO_SERVICE_HOST and the like for a
+    service that is called octavo, and OCTAVO_SERVER_PORT=tcp://… for one called octavo-server.
+    """
+    if not name.startswith(_PREFIX) or "://" in value:
+        return None
+    knobs = {"_".join(path): path for path, field in fields() if not subsection(field)}
+    sections = tuple(f"{path[0]}_" for path in knobs.values())
+    word = name.removeprefix(_PREFIX).lower()
+    match = nearest(word, knobs, SIMILAR_KNOB) if word.startswith(sections) else None
+    return _PREFIX + "__".join(knobs[match]).upper() if match else None
 
 
 def _override_layer(overrides: Sequence[str]) -> Layer:

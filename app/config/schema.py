@@ -34,8 +34,19 @@ def parse_kv_memory(value: object) -> object:
     raise ValueError("expected auto, a number of bytes, or a size such as 512MiB or 2GiB")
 
 
+def refuse_unbuilt(value: object) -> object:
+    """Tell a backend that is planned from one that is misspelt; raises ValueError."""
+    if value == "cuda":
+        raise ValueError("the cuda backend is not built yet; use auto, cpu or simulated")
+    return value
+
+
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
+BackendName: TypeAlias = Annotated[
+    Literal["auto", "cpu", "simulated"], BeforeValidator(refuse_unbuilt)
+]
+LogFormat: TypeAlias = Literal["auto", "json", "console"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
@@ -60,6 +71,9 @@ class ServerConfig(Section):
     )
     keep_alive_s: Positive = Field(
         default=75, description="how long an idle HTTP connection stays open"
+    )
+    send_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="how long a client may take nothing of its reply; then it is cut"
     )
     max_body_bytes: Size = Field(
         default=4 * 2**20, ge=1, description="largest request body; more is answered 413"
@@ -116,7 +130,7 @@ class SimulatedConfig(Section):
 class EngineConfig(Section):
     """The engine: backend, memory, and the bounds of a step."""
 
-    backend: Literal["auto", "cpu", "simulated"] = Field(
+    backend: BackendName = Field(
         default="auto", description="where tokens are computed; auto is cpu"
     )
     kv_memory: KvMemory = Field(
@@ -124,6 +138,9 @@ class EngineConfig(Section):
     )
     max_step_tokens: Positive = Field(default=256, description="token budget of a step")
     max_rows: Positive = Field(default=64, description="most sequences computed in one step")
+    depth: int = Field(
+        default=0, ge=0, le=1, description="steps in flight while the next is planned, 0 or 1"
+    )
     threads: Positive | None = Field(default=None, description="CPU threads; null: torch's default")
     simulated: SimulatedConfig = Field(
         default=SimulatedConfig(), description="step times, read when the backend is simulated"
@@ -137,6 +154,28 @@ class SchedulerConfig(Section):
         default="fcfs", description="name of an installed policy, or package.module:Class"
     )
     params: dict[str, Any] = Field(default={}, description="the policy's own parameters")
+
+
+class GuardConfig(Section):
+    """What no scheduling policy may do to a request."""
+
+    enabled: bool = Field(
+        default=True, description="false only to test a policy's own bounds; faults are survived"
+    )
+    every: Positive = Field(
+        default=32,
+        description="one of so many admissions goes to the oldest request, if it was passed over",
+    )
+    window: Positive = Field(
+        default=16, description="steps within which everybody who runs makes progress"
+    )
+    max_hold_s: Seconds = Field(
+        default=1.0, description="longest time a policy may hold everybody back"
+    )
+    max_step_cpu_s: Annotated[float, Field(gt=0)] = Field(
+        default=0.005,
+        description="CPU time of a policy in a step; after 3 of 100 with more fcfs takes over",
+    )
 
 
 class LimitsConfig(Section):
@@ -194,8 +233,9 @@ class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe level that is written"
     )
-    format: Literal["json", "console"] = Field(
-        default="json", description="one JSON object a line, or text for a terminal"
+    format: LogFormat = Field(
+        default="auto",
+        description="json (an object a line), console (text), or auto: console on a terminal",
     )
 
 
@@ -206,6 +246,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    guard: GuardConfig = GuardConfig()
     limits: LimitsConfig = LimitsConfig()
     api: ApiConfig = ApiConfig()
     sse: SseConfig = SseConfig()

@@ -126,6 +126,43 @@ def test_console_is_text_without_colours_where_nobody_watches() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_auto_is_text_for_a_terminal_and_json_for_everybody_else() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        configure_logs("info", "auto", stream)
+        structlog.stdlib.get_logger("octavo").info("started", port=8000)
+    assert not terminal.getvalue().startswith("{")
+    assert lines(pipe)[0]["port"] == 8000
+
+
+def test_console_leaves_out_what_is_not_there() -> None:
+    stream = configured(format="console")
+    log_request(RequestLine(request_id="r", route="/v1/models", status=200))
+    assert "request_id=r" in stream.getvalue()
+    assert "None" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("route", ["/health", "/metrics"])
+def test_probes_are_seen_at_debug_level_only(route: str) -> None:
+    quiet = configured("info")
+    log_request(RequestLine(request_id="r", route=route, status=200))
+    assert quiet.getvalue() == ""
+    loud = configured("debug")
+    log_request(RequestLine(request_id="r", route=route, status=503))
+    assert lines(loud)[0]["level"] == "debug"
+
+
+def test_a_bug_in_a_probe_is_an_error_all_the_same() -> None:
+    stream = configured()
+    log_request(RequestLine(request_id="r", route="/metrics", status=500))
+    assert lines(stream)[0]["level"] == "error"
+
+
 def test_a_request_is_one_line_with_every_field() -> None:
     stream = configured()
     log_request(

@@ -19,6 +19,20 @@ def test_rows_that_cannot_all_progress_within_sixteen_steps_are_refused() -> Non
     assert "engine.max_step_tokens = 4" in message
 
 
+def test_the_window_of_the_guard_counts() -> None:
+    rows = ["engine.max_step_tokens=4", "engine.max_rows=49"]
+    assert load_config(overrides=[*rows, "guard.window=17"]).engine.max_rows == 49
+    with pytest.raises(
+        ConfigurationError, match=r"49 \+ 8 is more than the 32 .* guard.window = 8"
+    ):
+        load_config(overrides=[*rows, "guard.window=8"])
+
+
+def test_without_the_guard_nobody_is_promised_progress() -> None:
+    overrides = ["engine.max_step_tokens=1", "engine.max_rows=64", "guard.enabled=false"]
+    assert load_config(overrides=overrides).engine.max_rows == 64
+
+
 def test_rows_that_just_fit_are_accepted() -> None:
     config = load_config(overrides=["engine.max_step_tokens=4", "engine.max_rows=48"])
     assert config.engine.max_rows == 48

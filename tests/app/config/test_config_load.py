@@ -75,8 +75,33 @@ def test_nested_sections_are_reached_from_every_source() -> None:
 
 
 def test_other_octavo_variables_are_left_alone() -> None:
-    environ = {"OCTAVO_PORT": "tcp://10.0.0.1:80", "OCTAVO_SERVICE_HOST": "10.0.0.1", "HOME": "/"}
+    environ = {
+        "OCTAVO_PORT": "tcp://10.0.0.1:80",
+        "OCTAVO_PORT_80_TCP_ADDR": "10.0.0.1",
+        "OCTAVO_SERVICE_HOST": "10.0.0.1",
+        "OCTAVO_SERVER_PORT": "tcp://10.0.0.1:80",
+        "OCTAVO_SERVER_SERVICE_HOST": "10.0.0.1",
+        "OCTAVO_SERVER_SERVICE_PORT": "80",
+        "OCTAVO_CONFIG": "",
+        "HOME": "/",
+    }
     assert load_config(None, environ) == Config()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("OCTAVO_SERVER_PORT", "OCTAVO_SERVER__PORT"),
+        ("OCTAVO_ENGINE_MAX_ROW", "OCTAVO_ENGINE__MAX_ROWS"),
+        ("OCTAVO_ENGINE_SIMULATED_BASE_S", "OCTAVO_ENGINE__SIMULATED__BASE_S"),
+    ],
+)
+def test_a_variable_with_single_underscores_that_means_a_knob_is_refused(
+    given: str, meant: str
+) -> None:
+    (problem,) = problems(environ={given: "9000"})
+    assert problem.startswith(f"{given}: ")
+    assert problem.endswith(f"did you mean {meant}?")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +177,13 @@ def test_a_duplicate_inside_a_policy_parameter_is_an_error() -> None:
         ("engine.kv_memory=3MB", 'a size such as 512MiB or 2GiB; got "3MB"'),
         ("engine.kv_memory=0", "a size such as 512MiB or 2GiB; got 0"),
         ("engine.kv_memory=true", "a size such as 512MiB or 2GiB; got true"),
+        (
+            "engine.backend=cuda",
+            "engine.backend: the cuda backend is not built yet; use auto, cpu or simulated;"
+            ' got "cuda"',
+        ),
+        ("engine.depth=2", "engine.depth: must be at most 1, got 2"),
+        ("guard.max_step_cpu_s=0", "guard.max_step_cpu_s: must be more than 0, got 0"),
         ("scheduler.params=3", "scheduler.params: expected a mapping, got 3"),
         ("scheduler.policy=fcsf", "scheduler.policy: unknown policy fcsf; did you mean fcfs?"),
     ],
