@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Lifespan
 
-from app.errors import ApiError
+from app.bridge import NotReady, Overloaded
+from app.errors import ApiError, not_ready, overloaded
 from app.generation import prepare_chat, prepare_completion
 from app.middleware import FrontDoor
+from app.problems import nearest
 from app.record import record_of
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models
@@ -24,6 +26,9 @@ from app.routes.status import health, metrics, version
 from app.routes.tokens import detokenize, tokenize
 from app.service import Service
 from app.stream import tame_sse_starlette
+
+SIMILAR_PATH = 0.78
+"""How much of a wrong path must agree with a right one for that to be what was meant."""
 
 
 def create_application(service: Service, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
@@ -34,10 +39,17 @@ def create_application(service: Service, lifespan: Lifespan[Starlette] | None = 
     """
     tame_sse_starlette()
     service.bridge.add_observer(service.metrics.observe)
+    routes = _routes(service)
+    paths = [route.path for route in routes if "{" not in route.path]
     application = Starlette(
-        routes=_routes(service),
+        routes=routes,
         middleware=[Middleware(FrontDoor, metrics=service.metrics)],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: partial(_http_error, paths),
+            Overloaded: _overloaded,
+            NotReady: _not_ready,
+        },
         lifespan=lifespan,
     )
     application.router.redirect_slashes = False
@@ -70,11 +82,24 @@ async def _api_error(request: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _overloaded(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Overloaded)
+    return await _api_error(request, overloaded(str(error), error.retry_after))
+
+
+async def _not_ready(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NotReady)
+    return await _api_error(request, not_ready(error.failure))
+
+
+async def _http_error(paths: Sequence[str], request: Request, error: Exception) -> Response:
     """What the router itself has to say: no such path (404), not this method (405)."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    message = f"{request.method} {request.url.path[:120]}: {error.detail}."
+    path = request.url.path[:120]
+    message = f"{request.method} {path}: {error.detail}."
+    if error.status_code == 404 and (meant := nearest(path, paths, SIMILAR_PATH)):
+        message += f" Did you mean {meant}?"
     headers = dict(error.headers or {})
     return await _api_error(
         request, ApiError(error.status_code, message, code=code, headers=headers)

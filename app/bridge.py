@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,11 @@ from engine.thread import EngineThread
 
 Observer = Callable[[Sequence[Output], Stats], None]
 
-LAGGED = Failure(FailureKind.SHED, "the client reads too slowly; the stream was cut")
+log = logging.getLogger("octavo.bridge")
+
+LAGGED = Failure(FailureKind.CLIENT_LAGGED, "the client reads too slowly; the stream was cut")
+NOT_STARTED = Failure(FailureKind.NOT_READY, "the engine has not started yet", 1.0)
+DRAINING = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
 
 
 class Overloaded(Exception):
@@ -34,21 +39,28 @@ class Overloaded(Exception):
 
 
 class NotReady(Exception):
-    """No requests are taken: the server drains, or the engine has ended."""
+    """No requests are taken: the server starts or drains, or the engine has ended."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
+def _nothing() -> None:
+    """For whoever does not mind a cut."""
+
+
 class Stream:
     """The outputs of one request, in order. Made by `Bridge.open`."""
 
-    def __init__(self, bridge: Bridge, submission: Submission, max_lag: int) -> None:
+    def __init__(
+        self, bridge: Bridge, submission: Submission, max_lag: int, on_cut: Callable[[], None]
+    ) -> None:
         self._bridge = bridge
         self._id = submission.id
         self._open = set(range(submission.n))
         self._max_lag = max_lag
+        self._on_cut = on_cut
         self._waiting: list[Output] = []
         self._lag = 0
         self._wake = asyncio.Event()
@@ -93,6 +105,7 @@ class Stream:
         self._waiting = [Output(self._id, index, at, finish=finish) for index in indices]
         self._open.clear()
         self._wake.set()
+        self._on_cut()
 
 
 class Bridge:
@@ -124,14 +137,9 @@ class Bridge:
 
     def drain(self, grace: float | None = None) -> None:
         """Refuse new requests from now on; fail those still open after `grace` seconds."""
-        self._draining = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
+        self._draining = DRAINING
         if grace is not None and self._loop is not None:
             self._loop.call_later(grace, self._end)
-
-    def drain_soon(self, grace: float) -> None:
-        """`drain`, from a signal handler or another thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.drain, grace)
 
     async def stop(self, grace: float) -> None:
         """Drain, let open requests end within `grace` seconds, end the thread."""
@@ -152,7 +160,7 @@ class Bridge:
     def failure(self) -> Failure | None:
         """Why no requests are taken, or None while they are."""
         if self._thread is None:
-            return Failure(FailureKind.SHUTTING_DOWN, "the engine has not started yet", 1.0)
+            return NOT_STARTED
         return self._thread.ended or self._draining
 
     @property
@@ -172,19 +180,32 @@ class Bridge:
         """An id for a submission: unique, and none of the client's business."""
         return next(self._ids)
 
-    @contextmanager
-    def open(self, submission: Submission) -> Iterator[Stream]:
-        """Send a request in; leaving the `with` ends it, however it is left.
+    def require_room(self, sequences: int = 1) -> None:
+        """Raise Overloaded or NotReady if a request of so many sequences would be refused now.
 
-        The abort is a queue put: it works in a cancelled scope, where nothing can be awaited.
-        Raises Overloaded or NotReady before anything crosses.
+        To be asked before work is put into reading a request; `open` asks again.
         """
         if (failure := self.failure) is not None:
             raise NotReady(failure)
-        if self._sequences + submission.n > self._max_open:
-            message = f"the server holds {self._sequences} requests already; try again later"
+        if self._sequences + sequences > self._max_open:
+            message = (
+                f"the server holds {self._sequences} sequences and takes {self._max_open} at most; "
+                "try again later"
+            )
             raise Overloaded(message, 1.0)
-        stream = Stream(self, submission, self._max_lag)
+
+    @contextmanager
+    def open(
+        self, submission: Submission, on_cut: Callable[[], None] = _nothing
+    ) -> Iterator[Stream]:
+        """Send a request in; leaving the `with` ends it, however it is left.
+
+        The abort is a queue put: it works in a cancelled scope, where nothing can be awaited.
+        on_cut: called on the event loop if the reader lags so far that its stream is cut.
+        Raises Overloaded or NotReady before anything crosses.
+        """
+        self.require_room(submission.n)
+        stream = Stream(self, submission, self._max_lag, on_cut)
         self._streams[submission.id] = stream
         self._sequences += submission.n
         self._idle.clear()
@@ -237,5 +258,12 @@ class Bridge:
                 if stream is not None and not stream.put(output):
                     stream.cut(LAGGED, output.at)
                     self.post(Abort(output.request))
-            for observer in self._observers:
+            self._tell(outputs, stats)
+
+    def _tell(self, outputs: Sequence[Output], stats: Stats) -> None:
+        """An observer's bug must not keep anybody's tokens from being delivered."""
+        for observer in self._observers:
+            try:
                 observer(outputs, stats)
+            except Exception:
+                log.exception("an observer of the engine's outputs failed")

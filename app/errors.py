@@ -116,13 +116,15 @@ def from_failure(failure: Failure) -> ApiError:
     kind, message = failure.kind, sentence(failure.message)
     if kind is FailureKind.NEVER_FITS:
         return invalid(message, code="context_length_exceeded")
+    if kind is FailureKind.CLIENT_LAGGED:
+        return ApiError(408, message, code="client_lagged")
     if kind is FailureKind.ENGINE_FAULT:
         return ApiError(500, message, code="internal_error", type=SERVER_ERROR)
-    retry = retry_headers(failure.retry_after)
     if kind is FailureKind.SHED:
-        return ApiError(429, message, code="queue_full", type=OVERLOADED, headers=retry)
-    if kind is FailureKind.SHUTTING_DOWN:
-        return ApiError(503, message, code="shutting_down", type=SERVER_ERROR, headers=retry)
+        return overloaded(message, failure.retry_after)
+    if kind in (FailureKind.SHUTTING_DOWN, FailureKind.NOT_READY):
+        return not_ready(failure)
+    retry = retry_headers(failure.retry_after)
     # Past its deadline in the queue: trying again at once would only lengthen the queue.
     headers = {**retry, "x-should-retry": "false"}
     return ApiError(503, message, code="deadline_exceeded", type=SERVER_ERROR, headers=headers)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from sse_starlette.sse import AppStatus, EventSourceResponse
@@ -18,10 +19,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.bridge import NotReady, Overloaded, Stream
+from app.bridge import LAGGED, Stream
 from app.choices import Choice, Piece, coalesce
 from app.chunks import DONE, KEEPALIVE, Chunks, completion_body, error_event
-from app.errors import ApiError, not_ready, overloaded
+from app.connection import last_words
+from app.errors import ApiError, from_failure
 from app.generation import Generation
 from app.reader import Reader
 from app.record import Record
@@ -58,25 +60,30 @@ class GenerationResponse:
         self._logprobs = [generation.dialect.logprobs(tokenizer.token_bytes) for _ in self._choices]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError while nothing has been sent yet, ClientDisconnect if nobody waits."""
+        """Answer; a client that reads too slowly loses its connection, and so its place.
+
+        Raises ApiError, Overloaded or NotReady while nothing has been sent yet, ClientDisconnect
+        if nobody waits.
+        """
         submission = self._generation.submission
-        try:
-            with (
-                self._service.bridge.open(submission) as stream,
-                self._service.metrics.follow(submission),
-            ):
-                reader = self._reader(stream)
-                answer = self._streamed if self._generation.stream else self._whole
-                response = await answer(reader, receive)
-                await response(scope, receive, send)
-                self._settle(reader)
-        except Overloaded as error:
-            raise overloaded(str(error), error.retry_after) from None
-        except NotReady as error:
-            raise not_ready(error.failure) from None
+        with (
+            last_words(scope) as hang_up_soon,
+            self._service.bridge.open(submission, partial(self._cut, hang_up_soon)) as stream,
+            self._service.metrics.follow(submission),
+        ):
+            reader = self._reader(stream)
+            answer = self._streamed if self._generation.stream else self._whole
+            response = await answer(reader, receive)
+            await response(scope, receive, send)
+            self._settle(reader)
 
     def _reader(self, stream: Stream) -> Reader:
         return Reader(stream, self._generation.submission, self._choices, self._record)
+
+    def _cut(self, hang_up_soon: Callable[[], None]) -> None:
+        """The client lags; it may be so far behind that it never reads why it was cut."""
+        self._record.error = from_failure(LAGGED).code
+        hang_up_soon()
 
     def _settle(self, reader: Reader) -> None:
         if reader.ended and reader.last_token_at is not None:

@@ -18,7 +18,11 @@ Prepare: TypeAlias = Callable[[Service, bytes, float], Generation]
 
 
 async def generate(service: Service, prepare: Prepare, request: Request) -> GenerationResponse:
-    """Read a request; the response that is returned opens it, once it is called."""
+    """Read a request; the response that is returned opens it, once it is called.
+
+    A full house says so before it reads a body, so that a flood of large ones costs nothing.
+    """
+    service.bridge.require_room()
     record = record_of(request.scope)
     body = await read_body(request, service.max_body_bytes)
     arrival = service.clock.now()

@@ -16,6 +16,8 @@ from engine.outputs import Failure, FailureKind
         (FailureKind.SHED, 429, "overloaded_error", "queue_full"),
         (FailureKind.DEADLINE, 503, "server_error", "deadline_exceeded"),
         (FailureKind.SHUTTING_DOWN, 503, "server_error", "shutting_down"),
+        (FailureKind.NOT_READY, 503, "server_error", "not_ready"),
+        (FailureKind.CLIENT_LAGGED, 408, "invalid_request_error", "client_lagged"),
         (FailureKind.ENGINE_FAULT, 500, "server_error", "internal_error"),
     ],
 )

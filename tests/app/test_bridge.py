@@ -175,9 +175,11 @@ async def test_sequences_end_one_by_one(house) -> None:
 async def test_the_house_is_full_at_max_open_sequences(house) -> None:
     one = house(max_open=3)
     with one.bridge.open(one.submission(n=2)), one.bridge.open(one.submission()):
-        with pytest.raises(Overloaded) as refusal, one.bridge.open(one.submission()):
-            pytest.fail("one too many was let in")
+        with pytest.raises(Overloaded, match="holds 3 sequences and takes 3 at most") as refusal:
+            one.bridge.require_room()
         assert refusal.value.retry_after > 0
+        with pytest.raises(Overloaded), one.bridge.open(one.submission()):
+            pytest.fail("one too many was let in")
     with one.bridge.open(one.submission()) as stream:
         assert len(await read(stream)) == 5
 
@@ -187,7 +189,8 @@ async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:
     turn = threading.Semaphore(1)
     hooks = {step: lambda batch: turn.acquire(timeout=10) for step in range(120)}
     one = house(max_lag=50, hooks=hooks)
-    with one.bridge.open(one.submission(max_tokens=110)) as slow:
+    cuts: list[str] = []
+    with one.bridge.open(one.submission(max_tokens=110), lambda: cuts.append("slow")) as slow:
         with one.bridge.open(one.submission(max_tokens=100)) as keen:
             read_by_keen = 0
             while batch := await keen.next():
@@ -197,7 +200,8 @@ async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:
         turn.release(200)
         (cut,) = await slow.next()
         assert cut.finish.reason is FinishReason.ERROR
-        assert "slowly" in cut.finish.failure.message
+        assert cut.finish.failure.kind is FailureKind.CLIENT_LAGGED
+        assert cuts == ["slow"]
         assert await slow.next() == []
 
 
@@ -246,8 +250,11 @@ async def test_when_the_engine_breaks_open_streams_fail_and_new_ones_are_refused
 
 async def test_a_bridge_that_has_not_started_takes_nobody() -> None:
     bridge = Bridge(max_open=4, max_lag=100)
-    with pytest.raises(NotReady), bridge.open(Submission(1, [1], 1, GREEDY, 0.0)):
+    with pytest.raises(NotReady) as refusal, bridge.open(Submission(1, [1], 1, GREEDY, 0.0)):
         pytest.fail("there is no engine yet")
+    assert refusal.value.failure.kind is FailureKind.NOT_READY
+    with pytest.raises(NotReady):
+        bridge.require_room()
 
 
 async def test_observers_see_every_output_once(house) -> None:
@@ -258,6 +265,24 @@ async def test_observers_see_every_output_once(house) -> None:
         outputs = await read(stream)
     assert seen == outputs
     assert one.bridge.stats.counters.generated_tokens == 20
+
+
+async def test_an_observer_that_fails_keeps_nobody_from_their_tokens(house, caplog) -> None:
+    one = house()
+    seen: list[Output] = []
+
+    def broken(outputs, stats) -> None:
+        raise RuntimeError("planted")
+
+    one.bridge.add_observer(broken)
+    one.bridge.add_observer(lambda outputs, stats: seen.extend(outputs))
+    with (
+        one.bridge.open(one.submission(max_tokens=9)) as first,
+        one.bridge.open(one.submission(max_tokens=9)) as second,
+    ):
+        outputs = await read(first) + await read(second)
+    assert len(outputs) == len(seen) == 18
+    assert "planted" in caplog.text
 
 
 async def test_64_clients_that_leave_at_random_moments_leave_nothing_behind(house) -> None:

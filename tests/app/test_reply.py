@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from support.serving import chunks, events
 
-from app.bridge import NotReady, Overloaded
+from app.bridge import DRAINING, NotReady, Overloaded
 from app.config.schema import LimitsConfig, SseConfig
 from app.errors import ApiError
 from app.generation import prepare_chat
@@ -49,7 +49,8 @@ class FakeBridge:
         return 1
 
     @contextlib.contextmanager
-    def open(self, submission):
+    def open(self, submission, on_cut):
+        self.cut = on_cut
         if self._refusal is not None:
             raise self._refusal
         self.log.append("opened")
@@ -143,22 +144,13 @@ STREAM = [{"stream": True}, {"stream": False}]
 
 
 @pytest.mark.parametrize("mode", STREAM)
-async def test_a_full_house_is_refused_before_anything_is_sent(mode):
-    call = Call(FakeBridge(refusal=Overloaded("full", 2.0)), **mode)
-    with pytest.raises(ApiError) as caught:
+@pytest.mark.parametrize("refusal", [Overloaded("full", 2.0), NotReady(DRAINING)])
+async def test_a_refusal_leaves_before_anything_is_sent(mode, refusal):
+    call = Call(FakeBridge(refusal=refusal), **mode)
+    with pytest.raises(type(refusal)) as caught:
         await call.task
-    assert (caught.value.status, caught.value.code) == (429, "queue_full")
-    assert caught.value.headers["retry-after"] == "2"
+    assert caught.value is refusal
     assert call.client.messages == []
-
-
-@pytest.mark.parametrize("mode", STREAM)
-async def test_a_draining_house_is_503(mode):
-    draining = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
-    call = Call(FakeBridge(refusal=NotReady(draining)), **mode)
-    with pytest.raises(ApiError) as caught:
-        await call.task
-    assert (caught.value.status, caught.value.code) == (503, "shutting_down")
 
 
 @pytest.mark.parametrize("mode", STREAM)
