@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import structlog
 from rich.console import Console
 from starlette.applications import Starlette
 
@@ -24,22 +25,27 @@ from app.config import Config, check_pool
 from app.metrics import Metrics
 from app.model_files import ensure_default_model
 from app.policy_loader import load_policy
-from app.problems import Problem, refuse
+from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
 from engine.backends import LoadedModel, load_on_cpu
+from engine.backends.memory import auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
+from engine.errors import ModelError
+from engine.guard import GuardSettings
 from engine.limits import Limits
 from engine.loop import Engine
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
 from policies.base import Policy, Services
+
+log = structlog.stdlib.get_logger("octavo")
 
 SIMULATED_CONTEXT = 8192
 """Context length of the simulated backend when no model file says otherwise, in tokens."""
@@ -58,7 +64,9 @@ def compose(config: Config, console: Console) -> House:
     """Load the model and put the parts together. Raises ConfigurationError."""
     clock = MonotonicClock()
     path = _model_path(config, console)
-    tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
+    with _naming_the_key("model.path"):
+        tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
+        template = ChatTemplate.for_tokenizer(tokenizer)
     simulated = _simulated_cost(config)
     cost = FittedCost(simulated) if path is None else FittedCost()
     policy = load_policy(config.scheduler, Services(cost=cost, rng=random.Random(0)))
@@ -71,7 +79,7 @@ def compose(config: Config, console: Console) -> House:
         created=int(time.time()),
         max_model_len=max_model_len,
         tokenizer=tokenizer,
-        template=ChatTemplate.for_tokenizer(tokenizer),
+        template=template,
         bridge=bridge,
         clock=clock,
         executor=ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text"),
@@ -83,6 +91,7 @@ def compose(config: Config, console: Console) -> House:
         strict_fields=config.api.strict_fields,
     )
     application = create_application(service, _lifespan(service, EngineThread(engine), model))
+    _announce(config, path, model)
     return House(application, bridge, service)
 
 
@@ -101,8 +110,43 @@ def _load_model(config: Config, path: Path | None, cost: LinearCost) -> LoadedMo
         wait = time.sleep if engine.simulated.real_time else _no_wait
         backend = SimulatedBackend(cost, engine.simulated.total_blocks, wait=wait)
         return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
-    memory = None if engine.kv_memory == "auto" else engine.kv_memory
-    return load_on_cpu(path, kv_memory_bytes=memory, threads=engine.threads)
+    with _naming_the_key("model.path"):
+        return load_on_cpu(path, kv_memory_bytes=_kv_memory(config), threads=engine.threads)
+
+
+def _kv_memory(config: Config) -> int:
+    """Bytes of the KV cache."""
+    wanted = config.engine.kv_memory
+    return auto_kv_bytes() if wanted == "auto" else wanted
+
+
+@contextmanager
+def _naming_the_key(key: str) -> Iterator[None]:
+    """Put the knob in front of what is wrong with the model that it names."""
+    try:
+        yield
+    except ModelError as error:
+        raise BadConfiguration(Problem(key, str(error))) from error
+
+
+def _announce(config: Config, path: Path | None, model: LoadedModel) -> None:
+    """Log what was put together. Fields that do not apply are None."""
+    real = path is not None and config.engine.backend != "simulated"
+    blocks = model.backend.total_blocks
+    log.info(
+        "ready to serve",
+        model=config.model.served_name,
+        file=str(path) if path else None,
+        backend="cpu" if real else "simulated",
+        dtype=config.model.dtype if real else None,
+        threads=(config.engine.threads or "torch's default") if real else None,
+        kv_blocks=blocks,
+        kv_tokens=blocks * BLOCK,
+        kv_bytes=_kv_memory(config) if real else None,
+        max_model_len=config.model.max_model_len or model.context_length,
+        policy=config.scheduler.policy,
+        depth=config.engine.depth,
+    )
 
 
 def _no_wait(seconds: float) -> None:
@@ -150,9 +194,26 @@ def _engine(
         rows=config.engine.max_rows,
         model_len=max_model_len,
     )
-    scheduler = Scheduler(policy, BlockPool(model.backend.total_blocks), limits)
+    pool = BlockPool(model.backend.total_blocks)
+    scheduler = Scheduler(policy, pool, limits, guard=_guard(config))
     return Engine(
-        scheduler=scheduler, backend=model.backend, clock=clock, cost=cost, emit=bridge.emit
+        scheduler=scheduler,
+        backend=model.backend,
+        clock=clock,
+        cost=cost,
+        emit=bridge.emit,
+        depth=config.engine.depth,
+    )
+
+
+def _guard(config: Config) -> GuardSettings:
+    guard = config.guard
+    return GuardSettings(
+        enabled=guard.enabled,
+        every=guard.every,
+        window=guard.window,
+        max_hold_s=guard.max_hold_s,
+        max_step_cpu_s=guard.max_step_cpu_s,
     )
 
 

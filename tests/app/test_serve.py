@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -126,6 +127,69 @@ def test_a_second_signal_cuts(tmp_path) -> None:
         assert one.wait() == 0
         assert time.monotonic() - started < 20, "5000 tokens would take 250 s"
         thread.join(30)
+        assert "shutting_down" in [line for line in lines if line][-2]
+        logged = [json.loads(line) for line in one.lines]
+    assert not [line for line in logged if line["level"] == "error" or "exception" in line]
+    assert len([line for line in logged if line["event"].startswith("cutting requests")]) == 1
+
+
+def test_the_first_signal_says_who_is_waited_for_and_how_long(tmp_path) -> None:
+    pace = ["--set", "engine.simulated.base_s=0.02", "--set", "server.shutdown_grace_s=25"]
+    with serving(tmp_path, *SIMULATED, *pace) as one:
+        begun = threading.Event()
+        client = threading.Thread(target=stream_lines, args=(one.ready(), 60, [], begun))
+        client.start()
+        assert begun.wait(30)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        client.join(30)
+        (said,) = [line for line in one.lines if "draining" in line]
+    assert "in flight, 1, may go on for 25 s" in said
+
+
+def test_a_server_that_drains_refuses_connections_and_closes_idle_ones(tmp_path) -> None:
+    with serving(tmp_path, *SIMULATED, "--set", "engine.simulated.base_s=0.05") as one:
+        begun = threading.Event()
+        address = ("127.0.0.1", int(one.ready().rsplit(":", 1)[1]))
+        with socket.create_connection(address, timeout=30) as idle:
+            idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK")
+            client = threading.Thread(target=stream_lines, args=(one.url, 60, [], begun))
+            client.start()
+            assert begun.wait(30)
+            one.process.send_signal(signal.SIGTERM)
+            assert idle.recv(1000) == b""
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address, timeout=30)
+            assert client.is_alive(), "the stream goes on meanwhile"
+        client.join(30)
+        assert one.wait() == 0
+
+
+def test_a_client_that_never_reads_does_not_outlast_the_grace_period(tmp_path) -> None:
+    options = ["--set", "server.shutdown_grace_s=0.2", "--set", "engine.simulated.real_time=false"]
+    with serving(tmp_path, *SIMULATED, *options) as one, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        port = int(one.ready().rsplit(":", 1)[1])
+        client.connect(("127.0.0.1", port))
+        body = b'{"prompt": "x", "max_tokens": 8000, "stream": true, "logprobs": 5}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        client.sendall(head % len(body) + body)
+        client.recv(16)
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        logged = [json.loads(line) for line in one.lines]
+    assert not [line for line in logged if line["level"] == "error"]
+
+
+def test_one_line_says_what_is_served(tmp_path) -> None:
+    with serving(tmp_path, *SIMULATED, "--set", "engine.depth=1") as one:
+        one.ready()
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        (line,) = [json.loads(line) for line in one.lines if "ready to serve" in line]
+    assert (line["kv_blocks"], line["kv_tokens"]) == (4096, 65536)
+    assert (line["backend"], line["policy"], line["depth"]) == ("simulated", "fcfs", 1)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +202,16 @@ def test_a_second_signal_cuts(tmp_path) -> None:
         (["--set", "engine.simulated.total_blocks=4"], "engine.simulated.total_blocks"),
         (["--set", "model.max_model_len=999999"], "model.max_model_len"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["--set", "engine.backend=cpu", "--set", "model.path=no.gguf"], "no.gguf"),
-        (["--set", "engine.backend=cpu", "--set", "model.path=text.gguf"], "text.gguf"),
+        (["--set", "engine.backend=cpu", "--set", "model.path=no.gguf"], "model.path: "),
+        (["--set", "engine.backend=cpu", "--set", "model.path=text.gguf"], "model.path: text.gguf"),
+        (["--set", "model.path=folder"], "model.path: folder"),
+        (["--set", "server.host=192.0.2.1"], "server.host: 192.0.2.1"),
+        (["--set", "server.host=no.such.host.invalid"], "server.host: no.such"),
     ],
 )
 def test_what_cannot_work_is_one_message_and_exit_code_2(tmp_path, arguments, says) -> None:
     (tmp_path / "text.gguf").write_text("this is no model")
+    (tmp_path / "folder").mkdir()
     with serving(tmp_path, *SIMULATED, *arguments) as one:
         assert one.wait() == 2
         message = "".join(one.lines)
@@ -152,14 +220,14 @@ def test_what_cannot_work_is_one_message_and_exit_code_2(tmp_path, arguments, sa
         assert message.startswith("Error: ")
 
 
-def test_a_port_in_use_is_told_without_a_traceback(tmp_path) -> None:
-    with serving(tmp_path, *SIMULATED) as first:
-        port = first.ready().rsplit(":", 1)[1]
-        with serving(tmp_path, *SIMULATED, "--set", f"server.port={port}") as second:
-            assert second.wait() != 0
-            message = "".join(second.lines)
-            assert "address already in use" in message
-            assert "Traceback" not in message
+def test_a_port_in_use_is_told_in_one_line_before_a_model_is_loaded(tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        options = ["--set", f"server.port={port}", "--set", "model.path=nowhere.gguf"]
+        with serving(tmp_path, *options) as one:
+            assert one.wait() == 2
+            (message,) = one.lines
+    assert message.startswith(f"Error: server.port: {port} on 127.0.0.1 cannot be taken: address")
 
 
 def test_a_simulated_house_never_imports_torch() -> None:

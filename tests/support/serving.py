@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ import uvicorn
 
 from app.application import create_application
 from app.bridge import Bridge
-from app.config.schema import LimitsConfig, SseConfig
+from app.config.schema import LimitsConfig, ServerConfig, SseConfig
+from app.draining_server import uvicorn_config
 from app.metrics import Metrics
 from app.service import Service
 from app.text.template import ChatTemplate
@@ -80,8 +82,12 @@ class House:
         sse: Mapping[str, Any] | None = None,
         strict_fields: bool = False,
         max_body_bytes: int = 1 << 20,
+        send_timeout_s: float = 60.0,
+        send_buffer: int | None = None,
         **scripted: Any,
     ) -> None:
+        self.send_timeout_s = send_timeout_s
+        self.send_buffer = send_buffer
         self.tokenizer = tokenizer or ByteTokenizer()
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
         self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
@@ -165,14 +171,14 @@ async def serving(**options: Any) -> AsyncIterator[House]:
     """A house that is served on a free port of loopback; everything is checked when it closes."""
     house = House(**options)
     house.bridge.start(house.thread)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            house.application, port=0, log_config=None, lifespan="off", timeout_keep_alive=60
-        )
-    )
-    serve = asyncio.ensure_future(server.serve())
+    config = ServerConfig(keep_alive_s=60, send_timeout_s=house.send_timeout_s)
+    server = uvicorn.Server(uvicorn_config(house.application, config, lifespan="off"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    if house.send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, house.send_buffer)
+    serve = asyncio.ensure_future(server.serve(sockets=[listener]))
     await until(lambda: server.started or serve.done())
-    house.port = server.servers[0].sockets[0].getsockname()[1]
+    house.port = listener.getsockname()[1]
     try:
         async with httpx2.AsyncClient(base_url=house.url, timeout=20) as house.client:
             yield house

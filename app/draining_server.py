@@ -1,0 +1,96 @@
+"""uvicorn with an end of its own: the first signal drains, the second one cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.bridge import Bridge
+from app.config.schema import ServerConfig
+from app.connection import LAST_WORDS_S, Connection
+from app.listener import BACKLOG, Listener
+
+log = logging.getLogger("octavo")
+
+
+def uvicorn_config(application: ASGIApp, server: ServerConfig, **options: Any) -> uvicorn.Config:
+    """How this server wants uvicorn to be."""
+    return uvicorn.Config(
+        application,
+        http=cast(Any, partial(Connection, send_timeout_s=server.send_timeout_s)),
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=server.keep_alive_s,
+        backlog=BACKLOG,
+        **options,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """Serves on a listener until a signal comes; the exit code is 0.
+
+    The first signal refuses new requests and lets those in flight end within `grace_s`; the second
+    ends them at once; a third kills the process.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, listener: Listener, bridge: Bridge, grace_s: float
+    ) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._bridge = bridge
+        self._grace_s = grace_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cutting = False
+
+    def serve_to_the_end(self) -> None:
+        """Serve, and return when everything has ended. Raises ConfigurationError."""
+        self._listener.listen()
+        self.run(sockets=[self._listener.socket])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            log.info("listening on %s", self._listener.url)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called in the main thread between two bytecodes: hand over, do nothing here."""
+        if self.should_exit and self._loop is not None:
+            for either in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(either, signal.SIG_DFL)
+            self._loop.call_soon_threadsafe(self._cut)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain. uvicorn stops listening first: new connections are refused from here on."""
+        if not self._cutting:
+            log.info(
+                "draining: requests in flight, %d, may go on for %g s; a second signal cuts them",
+                self._bridge.open_requests,
+                self._grace_s,
+            )
+            self._end_within(self._grace_s)
+        await super().shutdown(sockets)
+
+    def _cut(self) -> None:
+        self._cutting = True
+        log.warning("cutting requests in flight: %d", self._bridge.open_requests)
+        self._end_within(0)
+
+    def _end_within(self, grace_s: float) -> None:
+        """Requests that are open then are told so; clients who do not read that are hung up on."""
+        self._bridge.drain(grace_s)
+        asyncio.get_running_loop().call_later(grace_s + LAST_WORDS_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
