@@ -16,6 +16,9 @@ async def list_models(service: Service, request: Request) -> Response:
 
 
 async def get_model(service: Service, request: Request) -> Response:
+    """The card of one model; without an id (`/v1/models/`) the list."""
+    if not request.path_params["id"]:
+        return await list_models(service, request)
     service.require_model(request.path_params["id"])
     return _json(_card(service))
 

@@ -34,6 +34,9 @@ IGNORED = frozenset(
 """OpenAI's fields that change nothing here; accepted even when fields are checked strictly."""
 
 UNSUPPORTED = "unsupported_value"
+MAX_REASONS = 5
+"""Fields that an error message names; a body may have any number of wrong ones."""
+
 _CODES = frozenset({UNSUPPORTED, "invalid_value"})
 _OBJECT_TYPES = frozenset({"model_type", "model_attributes_type", "dict_type"})
 
@@ -88,10 +91,23 @@ def _loads(body: bytes) -> dict[str, Any]:
 
 
 def _from_validation(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    param = _path(first["loc"])
-    reason = "must be an object" if first["type"] in _OBJECT_TYPES else first["msg"]
-    return invalid(f"{param}: {reason}." if param else f"{reason}.", param, _code(first))
+    """One message for the first few fields that are wrong; `param` and `code` are the first's."""
+    details = error.errors(include_url=False, include_input=False)
+    reasons = [_reason(detail) for detail in details[:MAX_REASONS]]
+    if len(details) > MAX_REASONS:
+        reasons.append(f"and {len(details) - MAX_REASONS} more")
+    return invalid(f"{'; '.join(reasons)}.", _path(details[0]["loc"]), _code(details[0]))
+
+
+def _reason(detail: ErrorDetails) -> str:
+    kind = detail["type"]
+    reason = detail["msg"]
+    if kind in _OBJECT_TYPES:
+        reason = "must be an object"
+    elif kind == "too_short":
+        reason = "must not be empty"
+    param = _path(detail["loc"])
+    return f"{param}: {reason}" if param else reason
 
 
 def _code(error: ErrorDetails) -> str:

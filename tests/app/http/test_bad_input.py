@@ -254,7 +254,27 @@ async def test_curls_default_content_type_is_read_as_json(house):
     form = {"content-type": "application/x-www-form-urlencoded"}
     reply = await house.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, headers=form)
     assert reply.status_code == 200
-    assert error_of(await house.post(COMPLETIONS, b"prompt=x", headers=form))
+    error = error_of(await house.post(COMPLETIONS, b"prompt=hi&max_tokens=3", headers=form))
+    assert error["code"] == "invalid_json"
+    assert "content-type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "", "//"])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", None])
+async def test_a_page_of_another_origin_cannot_post_unasked(house, origin, kind):
+    headers = {"origin": origin} | ({"content-type": kind} if kind else {})
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    reply = await house.client.post(COMPLETIONS, content=body, headers=headers)
+    error = error_of(reply, 415)
+    assert error["code"] == "unsupported_media_type"
+    assert "content-type: application/json" in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json"])
+async def test_a_page_of_this_server_can_post(house, kind):
+    headers = {"origin": house.url, "content-type": kind}
+    reply = await house.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", "application/xml"])
@@ -315,11 +335,47 @@ async def test_unknown_paths_are_404(house, path):
     assert error_of(await house.client.get(path), 404)["code"] == "not_found"
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/chat/completions/", CHAT),
+        ("/v1/completion", COMPLETIONS),
+        ("/healthz", "/health"),
+        ("/v1/embeddings", None),
+        ("/v1/responses", None),
+    ],
+)
+async def test_a_path_that_is_nearly_right_is_told_the_right_one(house, path, meant):
+    message = error_of(await house.client.post(path), 404)["message"]
+    assert message.endswith(f"Did you mean {meant}?" if meant else "Not Found.")
+
+
 async def test_other_methods_are_405_and_say_which_is_right(house):
     reply = await house.client.get(CHAT)
     assert error_of(reply, 405)["code"] == "method_not_allowed"
     assert reply.headers["allow"] == "POST"
     assert error_of(await house.client.post("/health"), 405)
+
+
+async def test_several_wrong_fields_are_told_at_once(house):
+    error = error_of(await completion(house, temperature=9, top_p="x", seed=1.5))
+    assert error["param"] == "temperature"
+    assert error["message"].count("; ") == 2
+    for field in ("temperature: ", "top_p: ", "seed: "):
+        assert field in error["message"]
+
+
+async def test_a_body_that_is_all_wrong_gets_a_short_answer(house):
+    messages = [{"role": "user"}] * 5000
+    message = error_of(await house.post(CHAT, {"messages": messages, "top_k": "x"}))["message"]
+    assert len(message) < 1000
+
+
+async def test_a_chat_without_messages_is_told_so_in_plain_words(house):
+    error = error_of(await house.post(CHAT, {"messages": []}))
+    assert error["message"] == "messages: must not be empty."
 
 
 async def test_strict_fields_refuse_what_nobody_reads():

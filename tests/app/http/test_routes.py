@@ -22,6 +22,7 @@ async def test_models(house):
     listed = (await house.client.get("/v1/models")).json()
     assert listed["object"] == "list"
     assert (await house.client.get(f"/v1/models/{MODEL}")).json() == listed["data"][0]
+    assert (await house.client.get("/v1/models/")).json() == listed
     assert listed["data"][0]["object"] == "model"
 
 
@@ -197,6 +198,36 @@ async def test_a_full_house_answers_429_at_once_and_recovers(stream):
             assert int(reply.headers["retry-after-ms"]) >= 1000
             assert (await house.client.get("/health")).status_code == 200
         await house.probe()
+
+
+class Flood:
+    """A client that announces a large body and sends none of it until it has been answered."""
+
+    def __init__(self, house) -> None:
+        self.house = house
+
+    async def answer(self) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.house.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 1000000\r\n\r\n"
+        )
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+        writer.transport.abort()
+        return answer
+
+
+async def test_a_full_or_draining_house_says_so_before_it_reads_a_body():
+    async with serving(max_open=1) as house:
+        guest = Submission(house.bridge.next_id(), [1], 1, RowControls(), house.clock.now())
+        with house.bridge.open(guest):
+            answer = await Flood(house).answer()
+            assert b" 429 " in answer
+            assert b'"queue_full"' in answer
+        house.bridge.drain()
+        answer = await Flood(house).answer()
+        assert b" 503 " in answer
+        assert b'"shutting_down"' in answer
 
 
 async def test_a_crowd_is_admitted_up_to_the_limit_and_no_further():
