@@ -40,6 +40,7 @@ clean: ## remove what was installed and cached; models stay
 
 # torch first and alone: a plain `pip install torch` takes the CUDA build on Linux (README).
 $(VENV)/.runtime: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name a Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Octavo needs Python 3.11 or newer; say make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
