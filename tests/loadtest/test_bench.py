@@ -28,6 +28,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "host_step_ms",
         "rows_per_s",
         "waiting_ms",
+        "block_layer",
         "rounds",
         "steps",
         "versions",
