@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 
 import torch
@@ -86,7 +87,7 @@ class CPUBackend:
         if len(rows) != len(batch.sample_rows):
             raise ValueError(f"{len(rows)} rows of controls for {len(batch.sample_rows)} rows")
         try:
-            result = sample(logits, rows)
+            result = sample(logits, self._caught_up(batch, rows))
         except RowFault as fault:
             raise RowFault((int(batch.sample_rows[i]) for i in fault.rows), fault.reason) from None
         self._sampled[ticket] = result
@@ -116,6 +117,14 @@ class CPUBackend:
             last = torch.tensor(self._last_tokens, dtype=torch.int64)
             tokens[in_flight] = last[-1 - tokens[in_flight]]
         return tokens
+
+    def _caught_up(self, batch: Batch, rows: Sequence[SampleRow]) -> list[SampleRow]:
+        """The rows, with the newest token for those that had it in flight when they were made."""
+        newest = batch.token_ids[batch.logit_rows].tolist()
+        return [
+            row if token >= 0 else replace(row, tokens=[*row.tokens, self._last_tokens[-1 - token]])
+            for row, token in zip(rows, newest, strict=True)
+        ]
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         if copies:
