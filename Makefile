@@ -29,7 +29,7 @@ test: $(VENV)/.dev model ## the tests (ARGS="-k name" for some of them)
 	$(BIN)/pytest $(ARGS)
 
 test-all: $(VENV)/.dev model ## the long tests that `make test` leaves out
-	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 $(ARGS)
 
 bench: $(VENV)/.runtime ## what the engine's own work costs here (ARGS="--json")
 	@$(BIN)/octavo bench $(ARGS)

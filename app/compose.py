@@ -195,7 +195,9 @@ def _engine(
         model_len=max_model_len,
     )
     pool = BlockPool(model.backend.total_blocks)
-    scheduler = Scheduler(policy, pool, limits, guard=_guard(config))
+    scheduler = Scheduler(
+        policy, pool, limits, guard=_guard(config), prefix_cache=config.engine.prefix_cache
+    )
     return Engine(
         scheduler=scheduler,
         backend=model.backend,

@@ -18,6 +18,7 @@ from app.schemas.sampling import Generate
 from app.service import Service
 from engine.controls import RowControls
 from engine.inbox import Submission
+from engine.prefix import block_keys, salt_of
 
 COMPLETION_DEFAULT = 16
 """max_tokens of /v1/completions where none is given; OpenAI's number."""
@@ -119,12 +120,15 @@ def _generation(
     controls = row_controls(service, request)
     if controls.min_tokens > max_tokens:
         raise invalid(f"min_tokens is above the limit of {max_tokens} tokens.", "min_tokens")
+    salt = salt_of(request.cache_salt or "")
     submission = Submission(
         id=service.bridge.next_id(),
         prompt=prompt,
         max_tokens=max_tokens,
         controls=controls,
         arrival=arrival,
+        salt=salt,
+        prompt_keys=block_keys(prompt, salt),
     )
     identity = Identity(dialect.id_prefix + uuid.uuid4().hex, int(time.time()), service.model_id)
     return Generation(

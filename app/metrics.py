@@ -186,6 +186,7 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_rows_computed", "Rows computed, over all steps", totals.computed_rows),
         ("octavo_prompt_tokens", "Prompt tokens computed", totals.prompt_tokens),
         ("octavo_generated_tokens", "Tokens generated", totals.generated_tokens),
+        ("octavo_cached_tokens", "Prompt tokens found in the cache", totals.cached_tokens),
         ("octavo_recomputed_tokens", "Tokens computed again", totals.recomputed_tokens),
         ("octavo_preemptions", "Requests that gave their blocks back", totals.preemptions),
         ("octavo_requests_arrived", "Requests that reached the engine", totals.arrived),

@@ -19,6 +19,9 @@ class Submission:
     id is unique among live requests and made by the server, never by a client.
     prompt: at least one token id. max_tokens: generated tokens per sequence, at least 1.
     arrival: engine-clock seconds at which the front end accepted it. n: sequences.
+    salt: requests with different salts share no cached block (`engine.prefix.salt_of`).
+    prompt_keys: `engine.prefix.block_keys` of prompt and salt, made off the engine thread; empty
+    if nobody made them.
     Raises ValueError for anything else, on the thread that makes it.
     """
 
@@ -34,6 +37,8 @@ class Submission:
     ttft_deadline: float = math.inf
     queue_deadline: float = math.inf
     tpot_target: float = math.inf
+    salt: bytes = b""
+    prompt_keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -1,55 +1,129 @@
-"""Block tables: how sequences take blocks from the pool, share a prompt, and give blocks back."""
+"""Block tables: how sequences take blocks, find them cached, share them, and give them back."""
 
 from __future__ import annotations
 
 from engine.batch import BLOCK
 from engine.blocks import BlockPool, blocks_for
-from engine.request import Sequence
+from engine.prefix import KeyChain
+from engine.request import Request, Sequence
 
 
 class KVMemory:
     """The block tables of all sequences over one pool.
 
     Blocks that a step in flight may still write are not given back at once: they wait in the
-    `limbo` of the step launched last and return when it has landed.
+    `limbo` of the step launched last and return when it has landed. cache: whether full blocks
+    are published, and found again by requests that begin alike.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, *, cache: bool) -> None:
         self.pool = pool
+        self.cache = cache
         self.limbo: list[int] = []
+
+    # ---------------------------------------------------------------- growing
+
+    def needs(self, sequence: Sequence, count: int) -> int:
+        """Blocks to take before `count` more tokens can be written."""
+        return sequence.blocks_missing(sequence.reached + count) + self._copies(sequence)
 
     def room(self, sequence: Sequence) -> int:
         """Tokens by which the sequence could grow with the blocks that are free now."""
-        return (len(sequence.table) + self.pool.free) * BLOCK - sequence.reached
+        free = self.pool.free - self._copies(sequence)
+        if free < 0:
+            return 0
+        return (len(sequence.table) + free) * BLOCK - sequence.reached
 
-    def extend(self, sequence: Sequence, count: int) -> None:
-        """Take blocks for `count` more tokens; there must be `room` for them."""
-        table = sequence.table
+    def extend(self, sequence: Sequence, count: int) -> list[tuple[int, int]]:
+        """Take blocks for `count` more tokens; there must be `room` for them.
+
+        Returns the (source, own) block to copy first, if the tail was shared: the first write to a
+        block with another owner, or under a key, goes to a copy of it.
+        """
+        table, copies = sequence.table, []
+        if self._copies(sequence):
+            place = sequence.reached // BLOCK
+            copies.append((table[place], self.pool.take()))
+            self.pool.give(table[place])
+            table[place] = copies[0][1]
+        sequence.shares_tail = False
         for _ in range(blocks_for(sequence.reached + count) - len(table)):
             table.append(self.pool.take())
+        return copies
 
-    def fork(self, sequence: Sequence, source: Sequence) -> list[tuple[int, int]] | None:
-        """Give `sequence` the prompt of its sibling: (source block, own block) pairs to copy.
+    def _copies(self, sequence: Sequence) -> int:
+        """1 if the block that the next token goes to must be copied before, else 0."""
+        if not sequence.shares_tail:
+            return 0
+        place = sequence.reached // BLOCK
+        if place >= len(sequence.table):
+            return 0
+        block = sequence.table[place]
+        return int(self.pool.references(block) > 1 or self.pool.key_of(block) is not None)
 
-        The last known token is left to compute, so that there are logits to sample from. None if
-        the pool has not got enough blocks.
+    # ---------------------------------------------------------------- sharing
+
+    def found(self, request: Request) -> list[int]:
+        """Cached blocks that a waiting request can begin with.
+
+        The last known token is always left to compute, so that there are logits to sample from.
+        """
+        if not self.cache:
+            return []
+        leader = request.open_sequences[0]
+        chain = self._chain(leader)
+        if len(leader.tokens) // BLOCK > len(chain.keys):
+            chain.grow(leader.tokens)
+        return self.pool.match(chain.keys[: (len(leader.tokens) - 1) // BLOCK])
+
+    def adopt(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Let a sequence without blocks begin with cached ones."""
+        for block in blocks:
+            self.pool.share(block)
+        sequence.table.extend(blocks)
+        sequence.computed = len(blocks) * BLOCK
+        sequence.published = len(blocks)
+
+    def fork(self, sequence: Sequence, source: Sequence) -> None:
+        """Let a sequence without blocks share its sibling's prompt; the first write copies.
+
+        The last known token is left to compute, so that there are logits to sample from.
         """
         tokens = self.fork_tokens(sequence)
-        needed = blocks_for(tokens)
-        if needed > self.pool.free:
-            return None
-        sequence.table.extend(self.pool.take() for _ in range(needed))
+        blocks = source.table[: blocks_for(tokens)]
+        for block in blocks:
+            self.pool.share(block)
+        sequence.table.extend(blocks)
         sequence.computed = tokens
-        return list(zip(source.table, sequence.table, strict=False))
+        sequence.published = min(source.published, tokens // BLOCK)
+        sequence.shares_tail = source.shares_tail = True
 
     @staticmethod
     def fork_tokens(sequence: Sequence) -> int:
         """Tokens that a sequence can take over from a sibling."""
         return min(sequence.request.prompt_length, len(sequence.tokens) - 1)
 
+    def publish(self, sequence: Sequence) -> None:
+        """Let the blocks that have been filled since be found by others. Their KV is written."""
+        chain = self._chain(sequence)
+        full = sequence.computed // BLOCK
+        if full > len(chain.keys):
+            chain.grow(sequence.tokens)
+        for place in range(sequence.published, full):
+            self.pool.publish(sequence.table[place], chain.keys[place])
+        sequence.published = full
+
+    def _chain(self, sequence: Sequence) -> KeyChain:
+        """The keys of the sequence's full blocks; those of the prompt may have come with it."""
+        if sequence.chain is None:
+            submission = sequence.request.submission
+            sequence.chain = KeyChain(submission.salt, submission.prompt_keys)
+        return sequence.chain
+
+    # ---------------------------------------------------------------- giving back
+
     def release(self, sequence: Sequence) -> None:
-        """Take everything from a sequence, last block first, so that the next owner takes them in
-        order."""
+        """Take everything from a sequence, last block first, so that a prefix outlives its tail."""
         in_flight = sequence.in_flight > 0
         while sequence.table:
             block = sequence.table.pop()
@@ -57,12 +131,6 @@ class KVMemory:
                 self.limbo.append(block)
             else:
                 self.pool.give(block)
-        sequence.forget()
-
-    def retire(self, sequence: Sequence, limbo: list[int]) -> None:
-        """Take a finished sequence's blocks when the step whose limbo this is has landed."""
-        limbo.extend(reversed(sequence.table))
-        del sequence.table[:]
         sequence.forget()
 
     def trim(self, sequence: Sequence) -> None:
@@ -77,7 +145,26 @@ class KVMemory:
             self.pool.give(block)
         blocks.clear()
 
-    @staticmethod
-    def committed(sequences: dict[Sequence, None]) -> int:
-        """Blocks that running prompts still need for the tokens they were admitted with."""
-        return sum(sequence.blocks_missing(sequence.prefill_end) for sequence in sequences)
+    # ---------------------------------------------------------------- asking
+
+    def private(self, request: Request) -> int:
+        """Blocks of a request that nobody shares: what taking them from it would free."""
+        references = self.pool.references
+        return sum(references(block) == 1 for s in request.sequences for block in s.table)
+
+    def wanted(self, request: Request) -> int:
+        """Blocks that admission asks for: all known tokens, a prompt shared by siblings once."""
+        sequences = request.open_sequences
+        blocks = sum(blocks_for(len(sequence.tokens)) for sequence in sequences)
+        return blocks - sum(self.fork_tokens(s) // BLOCK for s in sequences[1:])
+
+    def missing(self, sequence: Sequence) -> int:
+        """Blocks that a running prompt still needs for the tokens it was admitted with."""
+        missing = sequence.blocks_missing(sequence.prefill_end)
+        if sequence.reached or sequence is sequence.request.open_sequences[0]:
+            return missing + self._copies(sequence)
+        return missing - self.fork_tokens(sequence) // BLOCK
+
+    def committed(self, prefilling: dict[Sequence, None]) -> int:
+        """Blocks that running prompts still need."""
+        return sum(map(self.missing, prefilling))

@@ -82,7 +82,8 @@ class Counters:
 
     arrived = finished + rejected + cancelled + failed + expired + waiting + running (E6).
     prompt_tokens: prompt tokens computed, again after preemption too; recomputed_tokens: tokens
-    that readmitted requests have to compute again; computed_rows: rows over all steps.
+    that readmitted requests have to compute again; computed_rows: rows over all steps;
+    cached_tokens: prompt tokens found in the prefix cache, counted at the first admission.
     """
 
     steps: int = 0
@@ -92,6 +93,7 @@ class Counters:
     generated_tokens: int = 0
     recomputed_tokens: int = 0
     computed_rows: int = 0
+    cached_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
     rejected: int = 0

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine.batch import BLOCK
-from engine.blocks import blocks_for
 from engine.decisions import no_log
 from engine.memory import KVMemory
 from engine.outputs import Failure, FailureKind
@@ -105,7 +104,7 @@ class Planner:
             may_wait = may_skip and place >= owed.decodes
             if may_wait and self.guard.may_wait(sequence.request.view, step):
                 continue
-            inside = position < BLOCK * len(sequence.table)
+            inside = position < BLOCK * len(sequence.table) and not sequence.shares_tail
             if inside or self._grow(sequence, 1, plan):
                 plan.grant(sequence, 1)
                 sequence.last_served = plan.step
@@ -144,7 +143,7 @@ class Planner:
     def _grant_prompt(self, sequence: Sequence, most: int, plan: Plan) -> None:
         """Up to `most` tokens of one running prompt."""
         grouped = sequence.reached == 0 and sequence.request.submission.n > 1
-        if grouped and not self._has_prompt(sequence, plan):
+        if grouped and not self._may_start(sequence):
             return
         count = self._grow(sequence, min(sequence.remaining, most), plan)
         if count:
@@ -152,8 +151,6 @@ class Planner:
             plan.prompt_tokens += count
             sequence.last_served = plan.step
             self.roster.log("chunk", sequence.request.id, sequence.index, count)
-        elif plan.copies.pop(sequence, None):
-            self.memory.release(sequence)
 
     def _rank(self, sequence: Sequence) -> tuple[object, int, int]:
         request = sequence.request
@@ -164,26 +161,18 @@ class Planner:
 
     # ---------------------------------------------------------------- groups
 
-    def _has_prompt(self, sequence: Sequence, plan: Plan) -> bool:
-        """Whether a sequence of a group may compute now: it leads, or copies what a sibling has.
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether a sequence of a group that has computed nothing may start now.
 
-        False if it waits for the sibling that computes the prompt, or for blocks.
+        One computes the prompt; when it has, the others share it. They start apart from that only
+        if a step that came to nothing took it from them.
         """
         request = sequence.request
         source = request.prompt_source()
         if source is None:
             return sequence is request.open_sequences[0]
-        needed = blocks_for(self.memory.fork_tokens(sequence) + 1)
-        if not self._make_room(sequence, needed, plan):
-            return False
-        pairs = self.memory.fork(sequence, source)
-        if pairs:
-            plan.copies[sequence] = pairs
-            self.roster.log("fork", request.id, sequence.index, source.index)
-        if all(s.reached for s in request.open_sequences):
-            for sibling in request.sequences:
-                if sibling.lingers:
-                    self.memory.retire(sibling, plan.limbo)
+        self.memory.fork(sequence, source)
+        self.roster.log("fork", request.id, sequence.index, source.index)
         return True
 
     # ---------------------------------------------------------------- blocks
@@ -193,17 +182,15 @@ class Planner:
 
         Returns how many tokens now fit; 0 if the row has to pause or had to give way itself.
         """
-        missing = sequence.blocks_missing(sequence.reached + count)
-        if missing > self.memory.pool.free:
-            room = self.memory.room(sequence)
-            if room > 0:
-                count = min(count, room)
-            elif not self._make_room(sequence, 1, plan):
+        memory = self.memory
+        if memory.needs(sequence, count) > memory.pool.free:
+            dry = memory.room(sequence) < 1
+            if dry and not self._make_room(sequence, memory.needs(sequence, 1), plan):
                 return 0
-            else:
-                count = min(count, self.memory.room(sequence))
-        if missing:
-            self.memory.extend(sequence, count)
+            count = min(count, memory.room(sequence))
+        copies = memory.extend(sequence, count)
+        if copies:
+            plan.copies[sequence] = copies
         return count
 
     def _make_room(self, sequence: Sequence, blocks: int, plan: Plan) -> bool:
@@ -258,14 +245,21 @@ class Planner:
         """Whether rows and blocks suffice for all its known tokens.
 
         Blocks that running prompts still need count as taken: admitting on their account would
-        only mean preempting somebody a few steps later.
+        only mean preempting somebody a few steps later. Cached blocks that somebody owns cost
+        nothing.
         """
         roster = self.roster
         if any(sequence.pending for sequence in request.open_sequences):
             return False  # preempted a moment ago: a token of it is still being sampled
         rows = len(roster.decoding) + len(roster.prefilling)
         free = self.memory.pool.free - self.memory.committed(roster.prefilling)
-        return rows + request.rows <= self.limits.rows and request.blocks_wanted <= free
+        return rows + request.rows <= self.limits.rows and self._to_take(request) <= free
+
+    def _to_take(self, request: Request) -> int:
+        """Free blocks that admitting a request will cost sooner or later."""
+        references = self.memory.pool.references
+        owned = sum(references(block) > 0 for block in self.memory.found(request))
+        return self.memory.wanted(request) - owned
 
     def fits_its_class(self, request: Request) -> bool:
         """Whether its class may hold the blocks it asks for."""
@@ -273,26 +267,26 @@ class Planner:
         if fraction is None:
             return True
         held = self.roster.blocks_of_class(request.slo_class)
-        return held + request.blocks_wanted <= fraction * self.memory.pool.total
+        return held + self.memory.wanted(request) <= fraction * self.memory.pool.total
 
     def displace_for(self, head: Request, plan: Plan) -> bool:
         """Push out running requests that the policy lets `head` push out, if that lets it in."""
         if not self.guard.displaces_anybody:
             return False
         chosen: list[Request] = []
+        wanted = self._to_take(head)
         rows = len(self.roster.decoding) + len(self.roster.prefilling) + head.rows
         blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
         for request in self._displaceable(head, plan):
-            if rows <= self.limits.rows and head.blocks_wanted <= blocks:
+            if rows <= self.limits.rows and wanted <= blocks:
                 break
             if self.guard.displaces(head.view, request.view):
                 chosen.append(request)
                 rows -= request.rows
-                blocks += sum(
-                    len(s.table) + s.blocks_missing(s.prefill_end) * (s in self.roster.prefilling)
-                    for s in request.sequences
+                blocks += self.memory.private(request) + sum(
+                    self.memory.missing(s) for s in request.sequences if s in self.roster.prefilling
                 )
-        if not chosen or rows > self.limits.rows or head.blocks_wanted > blocks:
+        if not chosen or rows > self.limits.rows or wanted > blocks:
             return False
         for request in chosen:
             self._preempt(request, plan, ("displace", request.id, head.id))
@@ -426,15 +420,22 @@ class Admission:
             head.ticket < request.ticket for request in self._aside
         )
         self._guard.admitted(oldest=oldest, forced=self._forced)
+        memory = self._planner.memory
+        found = memory.found(head)
+        cached = len(found) * BLOCK
         known = sum(len(sequence.tokens) for sequence in head.open_sequences)
-        recomputed = min(head.computed_peak, known)
+        again = min(head.computed_peak, known)
+        recomputed = max(0, again - cached)
         if head.preemptions == 0:
             head.admitted_at = self._step.now
+            head.cached = cached
             roster.counters.admitted += 1
+            roster.counters.cached_tokens += cached
         roster.counters.recomputed_tokens += recomputed
         roster.start(head)
+        memory.adopt(head.open_sequences[0], found)
         roster.log("admit", head.id, self._forced, recomputed)
-        roster.events.append(Admitted(head.view, known - recomputed, recomputed))
+        roster.events.append(Admitted(head.view, known - max(again, cached), recomputed))
         roster.notify()
         if self._passes is not None and self._aside:
             self._passes -= 1

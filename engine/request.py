@@ -7,6 +7,7 @@ from array import array
 
 from engine.blocks import blocks_for
 from engine.inbox import Submission
+from engine.prefix import KeyChain
 from policies.base import Phase
 
 
@@ -23,23 +24,26 @@ class Sequence:
     table: the blocks that hold it, in order. prefill_end: tokens known when it was (re)admitted;
     until they are computed its rows are prompt work, afterwards it decodes.
     epoch: grows whenever computed tokens are given up, so that results that come later are told
-    apart. sample_row: where the last launched batch samples it. lingers: it is done, and its
-    blocks stay until the siblings have copied the prompt.
+    apart. sample_row: where the last launched batch samples it. shares_tail: the block that its
+    next token goes to may have other owners. chain: keys of its full blocks; `published` of them
+    can be found by others.
     """
 
     __slots__ = (
+        "chain",
         "computed",
         "done",
         "epoch",
         "in_flight",
         "index",
         "last_served",
-        "lingers",
         "pending",
         "prefill_end",
+        "published",
         "request",
         "sample_row",
         "scheduled",
+        "shares_tail",
         "table",
         "tokens",
     )
@@ -58,7 +62,9 @@ class Sequence:
         self.prefill_end = len(self.tokens)
         self.table = array("i")  # C ints, so that packing a batch is one copy a row
         self.done = False
-        self.lingers = False
+        self.shares_tail = False
+        self.chain: KeyChain | None = None
+        self.published = 0
 
     @property
     def reached(self) -> int:
@@ -93,7 +99,8 @@ class Sequence:
         """
         self.computed = self.in_flight = self.scheduled = 0
         self.epoch += 1
-        self.lingers = False
+        self.published = 0
+        self.shares_tail = False
 
 
 class Request:
@@ -101,6 +108,7 @@ class Request:
 
     __slots__ = (
         "admitted_at",
+        "cached",
         "computed_peak",
         "id",
         "last_token_at",
@@ -125,6 +133,7 @@ class Request:
         self.last_token_at = -math.inf
         self.preemptions = 0
         self.computed_peak = 0
+        self.cached = 0
         self.sequences = [Sequence(self, index) for index in range(submission.n)]
         self.view = RequestProxy(self)
 
@@ -143,20 +152,15 @@ class Request:
         return sum(sequence.computed for sequence in self.sequences)
 
     @property
-    def blocks_wanted(self) -> int:
-        """Blocks for all known tokens: what admission asks for."""
-        return sum(blocks_for(len(s.tokens)) for s in self.sequences if not s.done)
-
-    @property
     def blocks_at_most(self) -> int:
         """Blocks at full length. The last token generated needs no KV."""
         submission = self.submission
         return submission.n * blocks_for(len(submission.prompt) + submission.max_tokens - 1)
 
     def prompt_source(self) -> Sequence | None:
-        """A sequence whose table holds the KV of the whole prompt, for siblings to copy."""
+        """A sequence whose table holds the KV of the whole prompt, for siblings to share."""
         for sequence in self.sequences:
-            if sequence.reached >= self.prompt_length and sequence.table:
+            if sequence.computed >= self.prompt_length and sequence.table:
                 return sequence
         return None
 
@@ -218,7 +222,7 @@ class RequestProxy:
 
     @property
     def cached(self) -> int:
-        return 0
+        return self._request.cached
 
     @property
     def computed(self) -> int:
@@ -242,7 +246,7 @@ class RequestProxy:
 
     @property
     def private_blocks(self) -> int:
-        return self.blocks
+        return self.blocks  # an upper bound: shared prompts count for each who shares them
 
     @property
     def recompute(self) -> int:

@@ -91,20 +91,11 @@ class Roster:
             sequence.done = True  # whatever of it is still in flight comes to nothing
 
     def end_sequence(self, sequence: Sequence) -> None:
-        """A sequence is complete: its blocks serve others, unless siblings still copy from it."""
+        """A sequence is complete: its blocks serve others."""
         sequence.done = True
         self.decoding.pop(sequence, None)
         self.prefilling.pop(sequence, None)
-        sequence.lingers = bool(sequence.table)
-        self._release_lingering(sequence.request)
-
-    def _release_lingering(self, request: Request) -> None:
-        """Free the finished sequences of a request unless a sibling still needs their prompt."""
-        if any(s.reached == 0 for s in request.open_sequences) and request.id in self.running:
-            return
-        for sequence in request.sequences:
-            if sequence.lingers:
-                self.memory.release(sequence)
+        self.memory.release(sequence)
 
     def became_decode(self, sequence: Sequence) -> None:
         """All known tokens of a sequence are computed, or will be when its row has landed."""

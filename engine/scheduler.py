@@ -68,11 +68,12 @@ class Scheduler:
         *,
         guard: GuardSettings | None = None,
         log: DecisionSink = no_log,
+        prefix_cache: bool = True,
     ) -> None:
         self.limits = limits
         self.log = log
         self.guard = Guard(policy, guard or GuardSettings(), log)
-        self.memory = KVMemory(pool)
+        self.memory = KVMemory(pool, cache=prefix_cache)
         self.counters = Counters()
         self.roster = Roster(self.guard, self.memory, limits, log, self.counters)
         self.planner = Planner(self.roster, self._shed)
@@ -197,10 +198,13 @@ class Scheduler:
         rows = flight.batch.rows
         self.counters.computed_rows += len(rows)
         results = zip(sampled.tokens, sampled.logprobs, strict=True)
+        caching = self.memory.cache
         for row, sequence, epoch in zip(rows, flight.sequences, flight.epochs, strict=True):
             if epoch == sequence.epoch:  # else it gave up meanwhile what the row computed
                 sequence.computed += row.count
                 sequence.in_flight -= row.count
+                if caching and sequence.computed // BLOCK > sequence.published:
+                    self.memory.publish(sequence)
                 if row.start < sequence.request.prompt_length:
                     self._count_prompt(row, sequence)
             if row.samples:
@@ -211,8 +215,19 @@ class Scheduler:
         self.memory.give(flight.limbo)
 
     def _count_prompt(self, row: Row, sequence: EngineSequence) -> None:
-        end = min(row.start + row.count, sequence.request.prompt_length)
+        """Book prompt tokens; when the prompt is complete, let the siblings share it.
+
+        At once, before the sequence may end and give its blocks away.
+        """
+        request = sequence.request
+        end = min(row.start + row.count, request.prompt_length)
         self.counters.prompt_tokens += end - row.start
+        if end < request.prompt_length or len(request.sequences) == 1:
+            return
+        for sibling in request.open_sequences:
+            if sibling.reached == 0 and sibling is not sequence:
+                self.memory.fork(sibling, sequence)
+                self.log("fork", request.id, sibling.index, sequence.index)
 
     def crash(self, flight: Flight, faulty: Iterable[int], failure: Failure, now: float) -> None:
         """The oldest flight came to nothing: end the requests of the `faulty` rows.
@@ -306,6 +321,7 @@ class Scheduler:
                 () if logprobs is None else (logprobs,),
                 finish,
                 timing,
+                request.cached if timing else 0,
             )
         )
         if finish is not None:
@@ -342,7 +358,7 @@ class Scheduler:
         for request in self.roster.requests.values():
             self.counters.failed += 1
             self._refuse(request, FinishReason.ERROR, failure, now)
-        self.memory = KVMemory(BlockPool(self.memory.pool.total))
+        self.memory = KVMemory(BlockPool(self.memory.pool.total), cache=self.memory.cache)
         self.roster = Roster(self.guard, self.memory, self.limits, self.log, self.counters)
         self.planner = Planner(self.roster, self._shed)
         self._flights.clear()

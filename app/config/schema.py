@@ -138,6 +138,9 @@ class EngineConfig(Section):
     )
     max_step_tokens: Positive = Field(default=256, description="token budget of a step")
     max_rows: Positive = Field(default=64, description="most sequences computed in one step")
+    prefix_cache: bool = Field(
+        default=True, description="whether requests that begin alike share what is computed"
+    )
     depth: int = Field(
         default=0, ge=0, le=1, description="steps in flight while the next is planned, 0 or 1"
     )

@@ -63,6 +63,10 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
+CACHE_SALT = r"^[^@/\\\x00]*$"
+"""vLLM's rule for `cache_salt`: no @, slash, backslash or NUL."""
+
+
 class Generate(WireModel):
     """What may be asked of a generation. None and absent mean the same everywhere."""
 
@@ -80,6 +84,9 @@ class Generate(WireModel):
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     logit_bias: Bias | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128, pattern=CACHE_SALT)] | None = (
+        None
+    )
     n: Annotated[PositiveInt, only(1, "n")] | None = None
     presence_penalty: Annotated[Penalty, only(0, "presence_penalty")] | None = None
     frequency_penalty: Annotated[Penalty, only(0, "frequency_penalty")] | None = None

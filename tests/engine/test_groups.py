@@ -15,7 +15,7 @@ def echoed(prompt: int, count: int) -> list[int]:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("prompt", [1, 15, 16, 17, 100])
 @pytest.mark.parametrize("budget", [16, 64])
-def test_the_prompt_is_computed_once_and_copied_to_the_siblings(depth, prompt, budget) -> None:
+def test_the_prompt_is_computed_once_and_shared_with_the_siblings(depth, prompt, budget) -> None:
     harness = Harness(depth=depth, budget=budget)
     request = harness.submit(prompt, max_tokens=5, n=4)
     harness.run()
@@ -23,8 +23,9 @@ def test_the_prompt_is_computed_once_and_copied_to_the_siblings(depth, prompt, b
         assert harness.tokens(request, index) == echoed(prompt, 5)
     # Each sibling computes the last prompt token for itself, to have logits to sample from.
     assert harness.scheduler.counters.prompt_tokens == prompt + 3
+    # Of four owners of a block that is partly filled, three copy it before they write.
     copies = [pair for batch in harness.backend.batches for pair in batch.copies]
-    assert len(copies) == 3 * -(-(prompt - 1) // 16)
+    assert len(copies) == (3 if (prompt - 1) % 16 else 0)
 
 
 def test_rows_and_blocks_are_reserved_together_at_admission() -> None:
@@ -37,6 +38,17 @@ def test_rows_and_blocks_are_reserved_together_at_admission() -> None:
     assert running == {group}, "two rows are not free while the group's siblings wait to fork"
     harness.run()
     assert len(harness.tokens(second, 1)) == len(harness.tokens(third)) == 4
+
+
+def test_eight_samples_of_a_long_prompt_take_few_blocks_more_than_one() -> None:
+    blocks = {}
+    for n in (1, 8):
+        harness = Harness(blocks=200, budget=1024, model_len=2048)
+        harness.submit(1000, max_tokens=9, n=n)
+        harness.step()
+        harness.step()
+        blocks[n] = harness.pool.total - harness.pool.free
+    assert blocks[8] < 1.2 * blocks[1]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -27,6 +27,7 @@ EVERY, WINDOW = 4, 16
 @dataclass(frozen=True)
 class Arrival:
     prompt: int
+    shared: int
     max_tokens: int
     n: int
     gap: int
@@ -40,6 +41,7 @@ class Arrival:
 
 CHOICES: list[list] = [
     list(range(1, 71)),  # prompt
+    [0, 0, 0, 16, 33, 48],  # shared: prompt tokens that others begin with, too
     list(range(1, 41)),  # max_tokens
     [1, 1, 1, 2, 3],  # n
     [0, 0, 0, 1, 2, 5],  # gap
@@ -73,6 +75,13 @@ SETUPS = st.builds(
     st.integers(3, 8),
 )
 CLASSES = {"batch": ClassLimits(max_running=2, max_blocks_fraction=0.8)}
+
+
+def prompt_of(request: int, arrival: Arrival) -> list[int]:
+    """Tokens that tell requests apart, behind those that several share."""
+    shared = min(arrival.shared, arrival.prompt)
+    own = [request * 1000 + i for i in range(shared, arrival.prompt)]
+    return [9_000_000 + i for i in range(shared)] + own
 
 
 class Watch:
@@ -166,7 +175,7 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, int]) -> 
         for _ in range(arrival.gap):
             tick()
         request = harness.submit(
-            arrival.prompt,
+            prompt_of(harness._next_id + 1, arrival),
             arrival.max_tokens,
             _controls(harness, arrival),
             n=arrival.n,
@@ -191,7 +200,7 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, int]) -> 
 def _controls(harness: Harness, arrival: Arrival):
     if arrival.stops_at is None or arrival.stops_at >= arrival.prompt:
         return GREEDY
-    token = (harness._next_id + 1) * 1000 + arrival.stops_at - 1
+    token = prompt_of(harness._next_id + 1, arrival)[arrival.stops_at - 1]
     return replace(GREEDY, stop_ids=frozenset({token}))
 
 
@@ -203,7 +212,8 @@ def check_ends(watch: Watch, arrivals: list[Arrival]) -> None:
         for index in range(arrival.n):
             outputs = harness.outputs[request, index]
             tokens = harness.tokens(request, index)
-            assert tokens == [request * 1000 + i % arrival.prompt for i in range(len(tokens))]
+            prompt = prompt_of(request, arrival)
+            assert tokens == [prompt[i % len(prompt)] for i in range(len(tokens))]
             ends = [output.finish for output in outputs if output.finish is not None]
             assert len(ends) == (0 if request in left and not ends else 1), "E6"
             times = [output.at for output in outputs]

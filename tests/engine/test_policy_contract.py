@@ -60,7 +60,7 @@ def events_of(harness: Harness, kind: type) -> list:
 
 
 def test_admission_tells_new_tokens_from_those_computed_again() -> None:
-    harness = Harness(policy=Listening, blocks=6, rows=4)
+    harness = Harness(policy=Listening, blocks=6, rows=4, prefix_cache=False)
     for _ in range(3):
         harness.submit(20, max_tokens=30)
     harness.run()

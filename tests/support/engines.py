@@ -49,6 +49,7 @@ class Harness:
         backend: Backend | None = None,
         depth: int = 0,
         guard: GuardSettings = NO_CPU_LIMIT,
+        prefix_cache: bool = True,
         classes: Mapping[str, ClassLimits] | None = None,
         **scripted: Any,
     ) -> None:
@@ -64,6 +65,7 @@ class Harness:
             Limits(budget, rows, model_len, classes or {}),
             guard=guard,
             log=self.log,
+            prefix_cache=prefix_cache,
         )
         self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
         self.stats = Stats()
