@@ -93,7 +93,7 @@ def test_fewer_sequences_say_what_the_first_of_more_say(engines, n: int) -> None
 @pytest.mark.parametrize("depth", [0, 1])
 def test_streams_do_not_depend_on_depth_neighbours_or_preemption(engines, depth: int) -> None:
     expected = texts(engines, SAMPLED, 4)
-    harness = engines(blocks=18, depth=depth)
+    harness = engines(blocks=14, depth=depth)
     others = [harness.submit(PROMPT[:20], 50, RowControls(seed=i), n=2) for i in range(2)]
     group = ask(harness, SAMPLED, 4)
     harness.run()
