@@ -54,6 +54,7 @@ class Engine:
         self.stopped = False
         self._computed = False
         self._flights: deque[Flight] = deque()
+        self._unread: deque[Message] = deque()
         self._last: tuple[Plan, float] | None = None
         self._landed_at = 0.0
 
@@ -86,36 +87,51 @@ class Engine:
     def close(self, failure: Failure, late: Iterable[Submission]) -> None:
         """Fail whatever is open, and submissions that nobody will receive any more.
 
-        Also right after an exception in the scheduler: it is emptied, not asked.
+        Also right after an exception in the scheduler: it is emptied, not asked. Mail that came
+        with the message that broke it is late too.
         """
         now = self.clock.now()
+        unread = [
+            message
+            for message in self._unread
+            if isinstance(message, Submission) and self.scheduler.request(message.id) is None
+        ]
         self._flights.clear()
         self.scheduler.abandon(failure, now)
         finish = Finish(FinishReason.ERROR, failure=failure)
-        refused = [Output(s.id, i, now, finish=finish) for s in late for i in range(s.n)]
+        refused = [
+            Output(s.id, i, now, finish=finish) for s in [*unread, *late] for i in range(s.n)
+        ]
         self.emit([*self.scheduler.take_outputs(), *refused], self.scheduler.stats(now))
 
     def _receive(self, messages: Iterable[Message]) -> bool:
         """Take the mail in. False if there was none."""
-        messages = tuple(messages)
+        self._unread.extend(messages)
+        if not self._unread:
+            return False
         now = self.clock.now()
-        for message in messages:
-            match message:
-                case Submission():
-                    self.scheduler.submit(message, now)
-                case Abort():
-                    self.scheduler.abort(message.id)
-                case FinishAt():
-                    self.scheduler.finish(message.id, message.index, message.tokens, now)
-                case Inspect():
-                    message.reply(self.scheduler.inspect(now, message.limit))
-                case Reconfigure():
-                    self.scheduler.replace_policy(message.policy, now)
-                case Stop():
-                    self.stopped = True
-                    failure = Failure(FailureKind.SHUTTING_DOWN, message.reason)
-                    self.scheduler.fail_everything(failure, now)
-        return bool(messages)
+        while self._unread:
+            self._read(self._unread[0], now)
+            self._unread.popleft()
+        return True
+
+    def _read(self, message: Message, now: float) -> None:
+        """Do what one message asks for."""
+        match message:
+            case Submission():
+                self.scheduler.submit(message, now)
+            case Abort():
+                self.scheduler.abort(message.id)
+            case FinishAt():
+                self.scheduler.finish(message.id, message.index, message.tokens, now)
+            case Inspect():
+                message.reply(self.scheduler.inspect(now, message.limit))
+            case Reconfigure():
+                self.scheduler.replace_policy(message.policy, now)
+            case Stop():
+                self.stopped = True
+                failure = Failure(FailureKind.SHUTTING_DOWN, message.reason)
+                self.scheduler.fail_everything(failure, now)
 
     # ---------------------------------------------------------------- computing
 
