@@ -112,6 +112,15 @@ class Chunks:
             )
         )
 
+    def opening(self, count: int) -> bytes:
+        """Who speaks, for each of `count` sequences: what comes first if there are several.
+
+        openai-python fails when it sees choice 1 before choice 0. Only a chat says who speaks.
+        """
+        if self._style.first == self._style.later:
+            return b""
+        return b"".join(self.frame(index, "") for index in range(count))
+
     def silence(self) -> bytes:
         """A chunk that adds nothing, for clients that count comments as silence."""
         ending = _ending(None, None)

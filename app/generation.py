@@ -77,6 +77,9 @@ def row_controls(service: Service, request: Generate) -> RowControls:
         min_p=request.min_p or 0.0,
         seed=secrets.randbits(63) if request.seed is None else request.seed,
         logit_bias=request.bias,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         eos_ids=service.tokenizer.eos_ids,
@@ -127,6 +130,7 @@ def _generation(
         max_tokens=max_tokens,
         controls=controls,
         arrival=arrival,
+        n=request.n or 1,
         salt=salt,
         prompt_keys=block_keys(prompt, salt),
     )

@@ -131,6 +131,8 @@ class GenerationResponse:
         generation = self._generation
         chunks = Chunks(generation.dialect.style, generation.identity, usage=generation.usage)
         try:
+            if len(self._choices) > 1:
+                yield chunks.opening(len(self._choices))
             yield self._render(first, chunks)
             async for news in later:
                 yield self._render(news, chunks)

@@ -47,6 +47,9 @@ def _keyed_by_ids(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
+MAX_N = 128
+"""OpenAI's bound on `n`; the rows of a step bound it, too."""
+
 PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Penalty: TypeAlias = Annotated[float, number(-2, 2)]
@@ -87,12 +90,10 @@ class Generate(WireModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=128, pattern=CACHE_SALT)] | None = (
         None
     )
-    n: Annotated[PositiveInt, only(1, "n")] | None = None
-    presence_penalty: Annotated[Penalty, only(0, "presence_penalty")] | None = None
-    frequency_penalty: Annotated[Penalty, only(0, "frequency_penalty")] | None = None
-    repetition_penalty: (
-        Annotated[float, Field(gt=0, allow_inf_nan=False), only(1, "repetition_penalty")] | None
-    ) = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
 
     @field_validator("stream_options")
     @classmethod
