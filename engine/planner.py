@@ -251,9 +251,11 @@ class Planner:
         roster = self.roster
         if any(sequence.pending for sequence in request.open_sequences):
             return False  # preempted a moment ago: a token of it is still being sampled
-        rows = len(roster.decoding) + len(roster.prefilling)
+        rows = len(roster.decoding) + len(roster.prefilling) + request.rows
+        if rows > self.limits.rows:
+            return False
         free = self.memory.pool.free - self.memory.committed(roster.prefilling)
-        return rows + request.rows <= self.limits.rows and self._to_take(request) <= free
+        return self._to_take(request) <= free
 
     def _to_take(self, request: Request) -> int:
         """Free blocks that admitting a request will cost sooner or later."""

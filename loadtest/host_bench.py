@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.backends.base import Backend
@@ -56,9 +57,9 @@ def measure_host(
     """The figures of the host path at ROWS rows; `tick` is called after each probe.
 
     scheduler_step_ms: `schedule` and `land` alone. host_step_ms: a whole step of the loop around a
-    backend that takes no time, outputs handed over. rows_per_s: rows of requests that come, are
-    computed by the simulated backend at no cost, and go. waiting_ms: `schedule` alone with so many
-    requests waiting in one flow, by their number.
+    backend that takes no time, outputs handed over. rows_per_s: scheduled rows through the whole
+    loop, with the simulated backend at no cost. churn_rows_per_s: the same while short requests come
+    and go. waiting_ms: `schedule` alone with so many requests waiting in one flow, by their number.
     """
     steady = interleaved(steady_probes(repeats), repeats.rounds, tick)
     queues = interleaved(waiting_probes(repeats, waiting), repeats.rounds, tick)
@@ -66,13 +67,14 @@ def measure_host(
         "scheduler_step_ms": 1e3 * steady["scheduler"],
         "host_step_ms": 1e3 * steady["host"],
         "rows_per_s": steady["rows"],
+        "churn_rows_per_s": steady["churn"],
         "waiting_ms": {number: 1e3 * seconds for number, seconds in queues.items()},
     }
 
 
 def probes_of(waiting: Sequence[int]) -> int:
     """How many probes `measure_host` calls in a round."""
-    return 3 + len(waiting)
+    return 4 + len(waiting)
 
 
 def interleaved(
@@ -91,12 +93,14 @@ def interleaved(
 
 
 def steady_probes(repeats: Repeats) -> dict[str, Probe]:
-    """Probes with nobody waiting: `scheduler`, `host` (seconds a step), `rows` (a second)."""
+    """Probes with nobody waiting: `scheduler`, `host` (seconds), `rows`, `churn` (a second)."""
     alone, whole = decoding_engine(repeats), decoding_engine(repeats)
+    simulated = decoding_engine(repeats, partial(SimulatedBackend, LinearCost()))
     return {
         "scheduler": lambda: statistics.median(_plan_and_land(alone, repeats.steps)),
         "host": lambda: statistics.median(_whole_steps(whole, repeats.steps)),
-        "rows": lambda: rows_per_second(2 * ROWS, prompt=32, generated=64),
+        "rows": lambda: ROWS / statistics.median(_whole_steps(simulated, repeats.steps)),
+        "churn": lambda: rows_per_second(2 * ROWS, prompt=32, generated=64),
     }
 
 
@@ -161,11 +165,11 @@ def bare_step(engine: Engine) -> tuple[float, float]:
 # -------------------------------------------------------------------- engines
 
 
-def decoding_engine(repeats: Repeats) -> Engine:
+def decoding_engine(repeats: Repeats, backend: Callable[[int], Backend] | None = None) -> Engine:
     """An engine whose ROWS rows all decode, for as long as the repeats take."""
     generated = 2 + repeats.rounds * repeats.steps
     blocks = ROWS * blocks_for(PROMPT + generated)
-    engine = make_engine(InstantBackend(blocks), PROMPT + generated)
+    engine = make_engine((backend or InstantBackend)(blocks), PROMPT + generated)
     submit(engine, ROWS, PROMPT, generated)
     engine.step(())
     return engine

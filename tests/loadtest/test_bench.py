@@ -27,6 +27,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "scheduler_step_ms",
         "host_step_ms",
         "rows_per_s",
+        "churn_rows_per_s",
         "waiting_ms",
         "block_layer",
         "rounds",
