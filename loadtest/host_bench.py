@@ -58,8 +58,8 @@ def measure_host(
 
     scheduler_step_ms: `schedule` and `land` alone. host_step_ms: a whole step of the loop around a
     backend that takes no time, outputs handed over. rows_per_s: scheduled rows through the whole
-    loop, with the simulated backend at no cost. churn_rows_per_s: the same while short requests come
-    and go. waiting_ms: `schedule` alone with so many requests waiting in one flow, by their number.
+    loop, with the simulated backend at no cost. churn_rows_per_s: the same while short requests
+    come and go. waiting_ms: `schedule` alone with so many waiting in one flow, by their number.
     """
     steady = interleaved(steady_probes(repeats), repeats.rounds, tick)
     queues = interleaved(waiting_probes(repeats, waiting), repeats.rounds, tick)

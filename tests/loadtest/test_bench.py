@@ -45,7 +45,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
 def test_the_table_names_every_measurement_and_no_bar_is_drawn_off_a_terminal() -> None:
     result = bench(*QUICK)
     assert result.exit_code == 0
-    for words in ("schedule + apply", "hand-over", "rows a second", "schedule with 30 waiting"):
+    for words in ("schedule + land", "hand-over", "rows a second", "schedule with 30 waiting"):
         assert words in result.stdout
     assert result.stderr == ""
 
