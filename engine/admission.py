@@ -1,0 +1,149 @@
+"""The heads of one step, one after the other, and who is let in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.batch import BLOCK
+from engine.outputs import Failure, FailureKind
+from engine.plan import Plan
+from engine.request import Request
+from engine.step import StepProxy
+from policies.base import Admitted, Demote, Hold, Reject, Shed
+
+if TYPE_CHECKING:
+    from engine.planner import Planner
+
+
+class Admission:
+    """Asks the policy for heads and admits those that fit, for the length of one step.
+
+    aside: heads that did not fit and that others may pass, at most as many as `backfill` says.
+    They wait outside the queue until `close` puts them back.
+    """
+
+    def __init__(self, planner: Planner, plan: Plan, step: StepProxy) -> None:
+        self._planner = planner
+        self._roster = planner.roster
+        self._guard = planner.guard
+        self._plan = plan
+        self._step = step
+        self._aside: list[Request] = []
+        self._passes: int | None = None
+        self._closed: set[str] = set()
+        self._judged: set[Request] = set()
+        self._head: Request | None = None
+        self._forced = False
+        self._over = False
+        self._seen_preemptions = self._roster.counters.preemptions
+
+    def head(self) -> Request | None:
+        """Whose turn it is; None if nobody (more) is to be admitted in this step."""
+        preemptions = self._roster.counters.preemptions
+        if preemptions != self._seen_preemptions:
+            self._seen_preemptions, self._head = preemptions, None  # the queue has changed
+        if self._head is None and not self._over:
+            self._head = self._pick()
+            self._over = self._head is None
+        return self._head
+
+    def close(self) -> None:
+        """Put back who was set aside, and open the classes again."""
+        for request in self._aside:
+            self._roster.enqueue(request)
+        self._aside.clear()
+        self._roster.reopen(self._closed)
+
+    def _pick(self) -> Request | None:
+        waiting, guard = self._roster.waiting, self._guard
+        self._forced = False
+        if not waiting.anybody:
+            return None
+        if guard.owes_the_oldest:
+            self._forced = True
+            return None if self._aside else waiting.oldest()
+        choice = guard.pick(waiting, self._step)
+        if isinstance(choice, Hold):
+            self._planner.hold_until = choice.until
+            self._roster.log("hold", choice.until)
+            return None
+        if choice is None:  # with nothing running somebody has to start
+            return None if self._roster.running else waiting.oldest()
+        return waiting.head(choice)
+
+    def admit(self, head: Request) -> bool:
+        """Let the head run if it fits; False if it does not, or is head no more."""
+        self._head = None
+        planner = self._planner
+        if not planner.fits_its_class(head):
+            self._closed.add(head.slo_class)
+            self._roster.waiting.closed.add(head.slo_class)
+            return False
+        gave_way = head in self._plan.gave_way  # or two could take turns without end
+        if gave_way or not (planner.fits(head) or planner.displace_for(head, self._plan)):
+            self._set_aside(head)
+            return False
+        if not self._judge(head):
+            return False
+        self._start(head)
+        return True
+
+    def _set_aside(self, head: Request) -> None:
+        """A head that does not fit: others may pass if the policy says so and nothing is owed."""
+        if self._passes is None:
+            self._passes = 0 if self._forced else self._guard.backfill(self._step)
+        if self._passes < 1 or len(self._aside) >= self._passes:
+            self._over = True
+            return
+        self._roster.waiting.remove(head)
+        self._aside.append(head)
+
+    def _judge(self, head: Request) -> bool:
+        """Ask the policy once more about the head about to run. False if it is head no more.
+
+        Who was preempted is not asked about again: its client is reading already.
+        """
+        if head.preemptions:
+            return True
+        verdict = self._guard.admit(head.view, self._step)
+        if isinstance(verdict, Reject):
+            failure = Failure(FailureKind.SHED, verdict.reason, verdict.retry_after)
+            self._planner.refuse(head, failure, self._step.now)
+            self._roster.events.append(Shed(head.view, verdict.reason))
+            self._roster.log("reject", head.id, "shed")
+            self._roster.drop(head)
+            return False
+        if isinstance(verdict, Demote) and head not in self._judged:
+            self._judged.add(head)
+            self._roster.waiting.remove(head)
+            head.slo_class = verdict.slo_class
+            self._roster.enqueue(head)
+            return False
+        return True
+
+    def _start(self, head: Request) -> None:
+        roster = self._roster
+        oldest = roster.waiting.oldest() is head and all(
+            head.ticket < request.ticket for request in self._aside
+        )
+        self._guard.admitted(oldest=oldest, forced=self._forced)
+        memory = self._planner.memory
+        found = memory.found(head)
+        cached = len(found) * BLOCK
+        known = sum(len(sequence.tokens) for sequence in head.open_sequences)
+        again = min(head.computed_peak, known)
+        recomputed = max(0, again - cached)
+        if head.preemptions == 0:
+            head.admitted_at = self._step.now
+            head.cached = cached
+            roster.counters.admitted += 1
+            roster.counters.cached_tokens += cached
+        roster.counters.recomputed_tokens += recomputed
+        roster.start(head)
+        memory.adopt(head.open_sequences[0], found)
+        roster.log("admit", head.id, self._forced, recomputed)
+        roster.events.append(Admitted(head.view, known - max(again, cached), recomputed))
+        roster.notify()
+        if self._passes is not None and self._aside:
+            self._passes -= 1
+            self._over = self._passes < 1
