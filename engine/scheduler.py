@@ -8,7 +8,6 @@ returns.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +17,7 @@ from engine.controls import Sampled, TokenLogprobs
 from engine.decisions import DecisionSink, no_log
 from engine.guard import Guard, GuardSettings
 from engine.inbox import Submission
+from engine.inspection import inspect
 from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.outputs import (
@@ -28,7 +28,6 @@ from engine.outputs import (
     FinishReason,
     Inspection,
     Output,
-    RequestSnapshot,
     Stats,
     Timing,
 )
@@ -407,14 +406,7 @@ class Scheduler:
 
     def inspect(self, now: float, limit: int) -> Inspection:
         """A look inside, at the `limit` oldest live requests."""
-        oldest = heapq.nsmallest(limit, self.roster.requests.values(), key=lambda r: r.ticket)
-        return Inspection(
-            stats=self.stats(now),
-            policy=type(self.guard.policy).__name__,
-            fallen_back=self.guard.fallen_back,
-            last_fault=self.guard.last_fault,
-            requests=tuple(map(_snapshot, oldest)),
-        )
+        return inspect(self.roster, self.stats(now), limit)
 
     def check(self) -> None:
         """Assert E1, E2, E3 and E6. Cheap enough for every test step and for idle moments."""
@@ -434,21 +426,3 @@ class Scheduler:
         ended += counters.failed + counters.expired
         assert len(roster.running) + roster.waiting.requests == self.live, "E6: maps"
         assert counters.arrived == ended + self.live, "E6: requests were lost"
-
-
-def _snapshot(request: Request) -> RequestSnapshot:
-    submission = request.submission
-    return RequestSnapshot(
-        id=request.id,
-        ticket=request.ticket,
-        phase=request.phase.value,
-        tenant=submission.tenant,
-        slo_class=request.slo_class,
-        priority=submission.priority,
-        arrival=submission.arrival,
-        prompt=request.prompt_length,
-        computed=request.computed,
-        generated=request.view.output,
-        preemptions=request.preemptions,
-        blocks=tuple(tuple(sequence.table) for sequence in request.sequences),
-    )
