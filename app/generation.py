@@ -108,6 +108,8 @@ def _check(service: Service, request: Generate) -> None:
     bias = request.bias
     if len(bias) > limits.max_logit_bias:
         raise invalid(f"At most {limits.max_logit_bias} entries are allowed.", "logit_bias")
+    if (request.n or 1) > limits.max_open_requests:
+        raise invalid(f"At most {limits.max_open_requests} choices are possible here.", "n")
     check_ids(service, tuple(bias), "logit_bias")
     check_ids(service, request.stop_token_ids or (), "stop_token_ids")
 

@@ -34,8 +34,8 @@ def load_policy(scheduler: SchedulerConfig, services: Services) -> Policy:
     policy, params = check_policy(scheduler)
     try:
         return policy(services=services, **params)
-    except (TypeError, ValueError) as error:
-        message = f"policy {scheduler.policy} refuses them: {error}"
+    except Exception as error:  # it is somebody's code: whatever it raises, it is not a crash here
+        message = f"policy {scheduler.policy} refuses them: {error or type(error).__name__}"
         raise BadConfiguration(Problem(_PARAMS, message)) from error
 
 

@@ -17,6 +17,8 @@ def chat_tokens(
     """Token ids of a rendered chat. Raises ApiError (400)."""
     if service.template is None:
         raise invalid("This model has no chat template; use /v1/completions.", "messages")
+    if len(messages) >= service.max_model_len:  # each costs a token at least
+        raise context_exceeded(service.max_model_len, f"at least {len(messages)}", "messages")
     turns = [message.for_template() for message in messages]
     try:
         segments = service.template.render(turns, add_generation_prompt=add_generation_prompt)

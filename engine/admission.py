@@ -62,7 +62,7 @@ class Admission:
         if guard.owes_the_oldest:
             self._forced = True
             return None if self._aside else waiting.oldest()
-        choice = guard.pick(waiting, self._step)
+        choice = guard.pick(waiting.heads, self._step)
         if isinstance(choice, Hold):
             self._planner.hold_until = choice.until
             self._roster.log("hold", choice.until)
@@ -114,6 +114,9 @@ class Admission:
             self._roster.drop(head)
             return False
         if isinstance(verdict, Demote) and head not in self._judged:
+            if not self._planner.class_can_hold(head, verdict.slo_class):
+                self._guard.saves["class"] += 1  # it would wait there for ever
+                return True
             self._judged.add(head)
             self._roster.waiting.remove(head)
             head.slo_class = verdict.slo_class

@@ -9,12 +9,13 @@ holds end.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.decisions import DecisionSink, no_log
 from policies.base import (
@@ -34,6 +35,7 @@ from policies.base import (
 from policies.fcfs import FCFS
 
 Key = tuple[Any, ...]
+Answer = TypeVar("Answer")
 
 ASKED = (
     "admit",
@@ -93,7 +95,7 @@ class Guard:
         self.last_fault = ""
         self._log = log
         self._cpu_clock = cpu_clock
-        self._fallback = FCFS(services=policy.services)
+        self._fallback = FCFS(services=getattr(policy, "services", None))  # type: ignore[arg-type]
         self._active: Policy = policy
         self._queued_by: Policy = policy
         self._fallback_until: int | None = None
@@ -102,6 +104,7 @@ class Guard:
         self._overruns: deque[int] = deque()
         self._passed_over = 0
         self._held_since = math.inf
+        self._muted = False
         self._learn_abilities()
 
     # ---------------------------------------------------------------- who is in charge
@@ -120,6 +123,7 @@ class Guard:
         self._step = step
         if self._fallback_until is not None and step >= self._fallback_until:
             self._fallback_until = None
+            self._muted = False
         self._active = self._fallback if self.fallen_back else self.policy
         changed = self._active is not self._queued_by
         self._queued_by = self._active
@@ -130,6 +134,7 @@ class Guard:
         self.policy = self._active = self._queued_by = policy
         self._fallback_until = None
         self._overruns.clear()
+        self._muted = False
         self._learn_abilities()
 
     def hand_over(self, policy: Policy, live: Sequence[RequestView], step: StepView) -> None:
@@ -137,12 +142,12 @@ class Guard:
         state: dict[str, Any] = {}
         try:
             state = self.policy.export()
-        except Exception:
+        except BaseException:
             self.saves["exception"] += 1
         self.replace(policy)
         try:
             policy.restore(state, live, step)
-        except Exception as error:
+        except BaseException as error:
             self.saves["exception"] += 1
             self.fall_back(f"restore raised {type(error).__name__}")
 
@@ -178,76 +183,56 @@ class Guard:
         self._active = self._fallback
         self._log("fallback", reason, self._fallback_until)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call the policy in charge; if it raises, FCFS answers in its place.
+    def _ask(self, method: str, read: Callable[[Any], Answer], *arguments: Any) -> Answer:
+        """Call the policy in charge and `read` its answer; if either fails, FCFS answers instead.
+
+        An answer that means nothing is replaced; an exception, which may come while it is read
+        (a generator, an odd `__hash__`), also puts FCFS in charge.
 
         What a policy has not overridden is ours: it is trusted, and its time is not taken (reading
         a thread's CPU clock can cost more than the whole call).
         """
         if self._active is self._fallback or method not in self._own:
-            return getattr(self._active, method)(*arguments)
+            return read(getattr(self._active, method)(*arguments))
         started = self._cpu_clock()
         try:
-            answer = getattr(self._active, method)(*arguments)
-        except Exception as error:
+            return read(getattr(self._active, method)(*arguments))
+        except _Nonsense as nonsense:
+            self.saves[nonsense.kind] += 1
+        except BaseException as error:  # also SystemExit: a policy ends nothing but its own reign
             self.saves["exception"] += 1
             self.fall_back(f"{method} raised {type(error).__name__}")
-            return getattr(self._fallback, method)(*arguments)
         finally:
             self._cpu_s += self._cpu_clock() - started
-        return answer
-
-    def _nonsense(self, kind: str) -> None:
-        self.saves[kind] += 1
+        return read(getattr(self._fallback, method)(*arguments))
 
     # ---------------------------------------------------------------- what the policy is asked
 
     def admit(self, request: RequestView, step: StepView) -> Verdict:
-        if not self.judges:
-            return ACCEPT
-        verdict = self._ask("admit", request, step)
-        if isinstance(verdict, Accept | Reject | Demote):
-            return verdict
-        self._nonsense("verdict")
-        return ACCEPT
+        return self._ask("admit", _verdict, request, step) if self.judges else ACCEPT
 
     def place(self, request: RequestView) -> tuple[Hashable, Key]:
         """The flow that a request joins, and its key there."""
-        flow = self._ask("flow", request)
-        try:
-            hash(flow)
-        except TypeError:
-            flow = None
-        if flow is None:
-            self._nonsense("flow")
-            flow = "all"
-        return flow, self._order("key", request, (request.ticket,))
+        return self._ask("flow", _flow, request), self._ask("key", _key, request)
 
     def rank(self, request: RequestView) -> Key:
-        return self._order("rank", request, (request.ticket,))
-
-    def _order(self, method: str, request: RequestView, default: Key) -> Key:
-        """A key that can be compared with any other, whatever the policy put into it."""
-        order = comparable(self._ask(method, request))
-        if order is None:
-            self._nonsense(method)
-            return comparable(default) or ()
-        return order
+        return self._ask("rank", _key, request)
 
     def pick(self, heads: Heads, step: StepView) -> Hashable | Hold | None:
         """The flow whose head is next, a hold that may last, or None for nobody."""
-        choice = self._ask("pick", heads, step)
+
+        def read(choice: Any) -> Hashable | Hold | None:
+            if isinstance(choice, Hold):
+                return Hold(_number(choice.until, "hold"))
+            if choice is not None and _flow(choice) not in heads:
+                raise _Nonsense("flow")
+            return choice  # type: ignore[no-any-return]
+
+        choice = self._ask("pick", read, heads, step)
         if isinstance(choice, Hold):
             return self._bound(choice, step.now)
         self._held_since = math.inf
-        try:
-            known = choice is None or choice in heads
-        except TypeError:  # not even hashable
-            known = False
-        if not known:
-            self._nonsense("flow")
-            return None
-        return choice  # type: ignore[no-any-return]
+        return choice
 
     def _bound(self, hold: Hold, now: float) -> Hold | None:
         """A hold lasts `max_hold_s` at most, counted from the first of a row of holds."""
@@ -262,62 +247,63 @@ class Guard:
         return None
 
     def share(self, step: StepView) -> Share:
-        """The policy's split, clamped to the budget; a share of nothing at all means no limits."""
-        share = self._ask("share", step)
+        """The policy's split, clamped to the budget."""
         budget = step.budget
-        if not isinstance(share, Share):
-            self._nonsense("share")
-            return Share(budget, budget, budget)
-        try:
+
+        def read(share: Any) -> Share:
+            if not isinstance(share, Share):
+                raise _Nonsense("share")
             return Share(
-                decode=max(0, min(budget, int(share.decode))),
-                prompt=max(0, min(budget, int(share.prompt))),
-                chunk=max(1, min(budget, int(share.chunk))),
+                decode=max(0, min(budget, _whole(share.decode))),
+                prompt=max(0, min(budget, _whole(share.prompt))),
+                chunk=max(1, min(budget, _whole(share.chunk))),
             )
-        except (TypeError, ValueError, OverflowError):
-            self._nonsense("share")
-            return Share(budget, budget, budget)
+
+        return self._ask("share", read, step)
 
     def backfill(self, step: StepView) -> int:
-        passes = self._ask("backfill", step)
-        return passes if isinstance(passes, int) and passes > 0 else 0
+        return self._ask("backfill", lambda passes: max(0, _whole(passes)), step)
 
     def may_wait(self, request: RequestView, step: StepView) -> bool:
-        return self.may_skip_decodes and self._ask("may_wait", request, step) is True
+        return self.may_skip_decodes and self._ask("may_wait", _is_true, request, step)
 
     def victim(self, request: RequestView, step: StepView) -> Key | None:
         if not self.orders_victims:
             return None
-        order = self._ask("victim", request, step)
-        if order is None:
-            return None
-        key = comparable(order)
-        if key is None:
-            self._nonsense("victim")
-        return key
+        return self._ask("victim", lambda o: None if o is None else _key(o), request, step)
 
     def displaces(self, newcomer: RequestView, running: RequestView) -> bool:
-        return self.displaces_anybody and self._ask("displaces", newcomer, running) is True
+        return self.displaces_anybody and self._ask("displaces", _is_true, newcomer, running)
 
-    def observe(self, events: Sequence[Event]) -> list[int]:
-        """Tell the policy what happened; returns the ids to queue anew.
+    def observe(self, events: Sequence[Event], most: int) -> list[int]:
+        """Tell the policy what happened; returns the ids to queue anew, at most `most`.
 
-        A policy that is not in charge is told as well, so that its books are right when it is back.
+        A policy that is not in charge is told as well, so that its books are right when it is back,
+        unless it goes on failing or taking too long.
         """
         if not self.observes:
             return []
-        if self.fallen_back:
-            try:
-                self.policy.observe(events)
-            except Exception:
-                self.saves["exception"] += 1
-            return []
-        ids = self._ask("observe", events)
+
+        def read(ids: Iterable[Any]) -> list[int]:
+            return [_whole(number) for number in itertools.islice(ids, most)]
+
+        if not self.fallen_back:
+            return self._ask("observe", read, events)
+        if not self._muted:
+            self._tell(events, read)
+        return []
+
+    def _tell(self, events: Sequence[Event], read: Callable[[Iterable[Any]], list[int]]) -> None:
+        """`observe` of a policy that is not in charge; the first failure mutes it."""
+        started = self._cpu_clock()
         try:
-            return [int(number) for number in ids]
-        except (TypeError, ValueError):
-            self._nonsense("observe")
-            return []
+            read(self.policy.observe(events))
+        except BaseException:
+            self.saves["exception"] += 1
+            self._muted = True
+        if self._cpu_clock() - started > self.settings.max_step_cpu_s:
+            self.saves["overrun"] += 1
+            self._muted = True
 
     # ---------------------------------------------------------------- E10
 
@@ -334,23 +320,76 @@ class Guard:
             self.forced_admissions += 1
 
 
-def comparable(order: object) -> Key | None:
+class _Nonsense(Exception):
+    """An answer that means nothing; `kind` is what it should have been."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise _Nonsense("number")
+    return value
+
+
+def _number(value: Any, kind: str) -> float:
+    if type(value) not in (int, float) or value != value:
+        raise _Nonsense(kind)
+    return float(value)
+
+
+def _is_true(value: Any) -> bool:
+    return value is True
+
+
+def _verdict(verdict: Any) -> Verdict:
+    match verdict:
+        case Accept():
+            return verdict
+        case Reject(reason=str(), retry_after=None):
+            return verdict
+        case Reject(reason=str(), retry_after=after):
+            return Reject(verdict.reason, _number(after, "verdict"))
+        case Demote(slo_class=str()):
+            return verdict
+    raise _Nonsense("verdict")
+
+
+def _flow(flow: Any) -> Hashable:
+    """Flows are strings, numbers, or tuples of these: what can be neither changed nor tricked."""
+    if comparable((flow,)) is None:
+        raise _Nonsense("flow")
+    return flow  # type: ignore[no-any-return]
+
+
+def _key(order: Any) -> Key:
+    key = comparable(order)
+    if key is None:
+        raise _Nonsense("key")
+    return key
+
+
+def comparable(order: object, depth: int = 8) -> Key | None:
     """A tuple in which any two elements can be compared: numbers before strings before tuples.
 
-    None if `order` is no tuple, or holds anything else (a NaN, None, a list).
+    None if `order` is no tuple, is nested deeper than `depth`, or holds anything else: a NaN, None,
+    a list, an instance of a subclass, which could compare as it likes.
     """
-    if not isinstance(order, tuple):
+    if type(order) is not tuple or depth == 0:
         return None
     elements: list[tuple[int, Any]] = []
     for element in order:
-        if isinstance(element, int | float):
+        kind = type(element)
+        if kind is int or kind is float or kind is bool:
             if element != element:  # NaN orders nothing
                 return None
             elements.append((0, element))
-        elif isinstance(element, str):
+        elif kind is str:
             elements.append((1, element))
         else:
-            inner = comparable(element)
+            inner = comparable(element, depth - 1)
             if inner is None:
                 return None
             elements.append((2, inner))

@@ -263,6 +263,11 @@ class Planner:
         owned = sum(references(block) > 0 for block in self.memory.found(request))
         return self.memory.wanted(request) - owned
 
+    def class_can_hold(self, request: Request, slo_class: str) -> bool:
+        """Whether a class may ever hold as many blocks as the request can grow to."""
+        fraction = self.limits.of(slo_class).max_blocks_fraction
+        return fraction is None or request.blocks_at_most <= fraction * self.memory.pool.total
+
     def fits_its_class(self, request: Request) -> bool:
         """Whether its class may hold the blocks it asks for."""
         fraction = self.limits.of(request.slo_class).max_blocks_fraction

@@ -94,14 +94,16 @@ class Lane:
 
 
 class WaitingQueue:
-    """Everybody who waits. Also the `Heads` that a policy picks from.
+    """Everybody who waits.
 
-    closed: classes that may not have anybody admitted now. Their requests wait on, and neither
-    `Heads` nor `oldest` shows them; closing and opening a class costs nothing.
+    heads: what a policy picks from. closed: classes that may not have anybody admitted now. Their
+    requests wait on, and neither `heads` nor `oldest` shows them; closing and opening a class costs
+    nothing.
     """
 
     def __init__(self) -> None:
         self.closed: set[str] = set()
+        self.heads = HeadsProxy(self)
         self._lanes: dict[str, Lane] = {}
         self._deadlines: AddressableHeap[Request] = AddressableHeap()
         self._places: dict[Request, tuple[Lane, Hashable]] = {}
@@ -180,23 +182,45 @@ class WaitingQueue:
             if lane.flows and slo_class not in self.closed
         ]
 
-    # What `Heads` promises to policies.
-
-    def __contains__(self, flow: Hashable) -> bool:
-        return any(flow in lane.flows for lane in self._open())
-
-    def __getitem__(self, flow: Hashable) -> RequestProxy:
-        return self.head(flow).view
-
-    def __iter__(self) -> Iterator[Hashable]:
+    def flows(self) -> Iterator[Hashable]:
+        """Flows of open classes in which somebody waits."""
         return iter(dict.fromkeys(flow for lane in self._open() for flow in lane.flows))
 
-    def __len__(self) -> int:
-        lanes = self._open()
-        return len(lanes[0].flows) if len(lanes) == 1 else sum(1 for _ in self)
+    def has_flow(self, flow: Hashable) -> bool:
+        """Whether somebody of an open class waits in the flow."""
+        return any(flow in lane.flows for lane in self._open())
 
-    def best(self) -> Hashable:
+    def count_flows(self) -> int:
+        lanes = self._open()
+        return len(lanes[0].flows) if len(lanes) == 1 else sum(1 for _ in self.flows())
+
+    def best_flow(self) -> Hashable:
+        """The flow whose head has the smallest key. Raises LookupError if nobody waits."""
         lanes = self._open()
         if not lanes:
             raise LookupError("nobody waits in an open class")
         return min((lane.heads.first() for lane in lanes), key=lambda entry: entry[0])[1]
+
+
+class HeadsProxy:
+    """What a policy sees of the queue (`policies.base.Heads`): no way to move anybody."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: WaitingQueue) -> None:
+        self._queue = queue
+
+    def __contains__(self, flow: Hashable) -> bool:
+        return self._queue.has_flow(flow)
+
+    def __getitem__(self, flow: Hashable) -> RequestProxy:
+        return self._queue.head(flow).view
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return self._queue.flows()
+
+    def __len__(self) -> int:
+        return self._queue.count_flows()
+
+    def best(self) -> Hashable:
+        return self._queue.best_flow()

@@ -151,7 +151,7 @@ class Roster:
         if not self.events:
             return
         events, self.events = self.events, []
-        for request_id in self.guard.observe(events):
+        for request_id in self.guard.observe(events, len(self.requests) + 1):
             request = self.requests.get(request_id)
             if request is None:
                 self.guard.saves["foreign id"] += 1

@@ -142,7 +142,10 @@ class Scheduler:
             self.roster.events.append(Shed(request.view, verdict.reason))
             return Failure(FailureKind.SHED, verdict.reason, verdict.retry_after)
         if isinstance(verdict, Demote):
-            request.slo_class = verdict.slo_class
+            if self.planner.class_can_hold(request, verdict.slo_class):
+                request.slo_class = verdict.slo_class
+            else:
+                self.guard.saves["class"] += 1  # it would wait there for ever
         most = self.limits.of(request.slo_class).max_waiting
         if most is not None and self.roster.waiting.of_class(request.slo_class) >= most:
             message = f"{most} requests of class {request.slo_class} wait already"

@@ -56,7 +56,7 @@ class EngineThread:
             while not self._engine.stopped:
                 self._engine.step(self._mail())
             self._close(CLOSED)
-        except Exception:
+        except BaseException:  # nobody may wait for a thread that has ended, whatever ended it
             log.exception("the engine loop is broken")
             self._close(BROKEN)
         finally:

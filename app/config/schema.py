@@ -90,7 +90,7 @@ class ModelConfig(Section):
     name: Name | None = Field(
         default=None, description="name in the API; null derives it from the model or its file"
     )
-    max_model_len: Positive | None = Field(
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         default=None,
         description="most tokens of one request, prompt and answer; null: the model's own",
     )
@@ -169,7 +169,7 @@ class GuardConfig(Section):
         default=32,
         description="one of so many admissions goes to the oldest request, if it was passed over",
     )
-    window: Positive = Field(
+    window: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=16, description="steps within which everybody who runs makes progress"
     )
     max_hold_s: Seconds = Field(

@@ -74,8 +74,8 @@ def test_heads_best_and_oldest_hold_under_any_arrivals_and_departures(arrivals) 
             del waiting[leaver]
         order = heapq.nsmallest(1, waiting, key=lambda r: (waiting[r][1], r.ticket))
         assert queue.requests == len(waiting)
-        assert set(queue) == {flow for flow, _ in waiting.values()}
+        assert set(queue.heads) == {flow for flow, _ in waiting.values()}
         if order:
-            assert queue[queue.best()].id == order[0].id
+            assert queue.heads[queue.heads.best()].id == order[0].id
             assert queue.oldest().ticket == min(r.ticket for r in waiting)
     assert set(queue.everybody()) == set(waiting)

@@ -348,9 +348,16 @@ class Stranger(Policy):
         return "no such flow"
 
 
-@pytest.mark.parametrize("policy", [Nobody, Stranger])
-def test_with_nothing_running_the_oldest_is_taken_even_if_the_policy_names_nobody(policy) -> None:
-    harness = Harness(policy=policy)
+def test_a_flow_that_does_not_exist_is_replaced_by_the_best_head() -> None:
+    harness = Harness(policy=Stranger)
+    requests = [harness.submit(4) for _ in range(2)]
+    harness.run()
+    assert all(len(harness.tokens(request)) == 4 for request in requests)
+    assert harness.scheduler.guard.saves["flow"] > 0
+
+
+def test_with_nothing_running_the_oldest_is_taken_even_if_the_policy_names_nobody() -> None:
+    harness = Harness(policy=Nobody)
     first, second = harness.submit(4), harness.submit(4)
     harness.run()
     assert harness.outputs[first, 0][-1].at < harness.outputs[second, 0][0].at
