@@ -28,10 +28,39 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._send_timeout_s = send_timeout_s
         self._stalled: asyncio.TimerHandle | None = None
+        self._deaf = False
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast(Scope, self.scope)[HANG_UP] = self.transport.abort
+
+    def on_headers_complete(self) -> None:
+        """One request at a time: what is sent behind a request in progress is not answered.
+
+        uvicorn would stop reading until its turn comes, and so not notice that the client has left.
+        Instead the connection ends with the reply in progress, which HTTP allows (RFC 9112 9.3.2);
+        the client sends the rest again.
+        """
+        running = self.cycle
+        super().on_headers_complete()
+        if self.pipeline:
+            self.pipeline.clear()
+            self.cycle = running
+            running.keep_alive = False
+            self.flow.resume_reading()
+            self._deaf = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self._deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._deaf:
+            super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._deaf:
+            super().data_received(data)
 
     def pause_writing(self) -> None:
         super().pause_writing()
