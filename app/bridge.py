@@ -21,6 +21,9 @@ from engine.inbox import Abort, FinishAt, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
 from engine.thread import EngineThread
 
+STUCK_S = 15.0
+"""Seconds that the engine thread may take to end; it looks up after each step."""
+
 Observer = Callable[[Sequence[Output], Stats], None]
 
 log = logging.getLogger("octavo.bridge")
@@ -148,7 +151,9 @@ class Bridge:
             await asyncio.wait_for(self._idle.wait(), grace)
         self._end()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, STUCK_S)
+            if self._thread.alive:
+                log.error("the engine does not end; it is left behind")
             self._deliver()
 
     def _end(self) -> None:
