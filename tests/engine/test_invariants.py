@@ -264,6 +264,7 @@ def test_invariants_hold_and_every_request_ends_with_its_own_tokens(
 @settings(
     max_examples=MANY_EXAMPLES,
     deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(arrivals=ARRIVALS, setup=SETUPS)
