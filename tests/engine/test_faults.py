@@ -232,6 +232,21 @@ def test_faults_in_a_row_leave_who_is_not_concerned_alone(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_prompt_whose_last_chunk_came_to_nothing_is_computed_as_a_prompt_again(
+    call: str, depth: int
+) -> None:
+    """And not token by token, as if it decoded already."""
+    harness = faulty({(call, 0): RowFault([0], "planted")}, depth=depth)
+    doomed, other = harness.submit(4), harness.submit(20)
+    harness.run()
+    rows = [[(r.request, r.start, r.count) for r in b.rows] for b in harness.backend.batches]
+    assert rows[0] == [(doomed, 0, 4), (other, 0, 20)]
+    assert [row for step in rows[1:] for row in step if row[2] > 1] == [(other, 0, 20)]
+    assert len(harness.tokens(other)) == 4
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("step", range(2, 30, 4))
 def test_a_group_fails_as_a_whole(step: int, depth: int) -> None:
     wanted = [Ask([1, 2, 3], 40, 3, RowControls(seed=1)), Ask([4, 5, 6], 40, 2, RowControls())]
