@@ -240,8 +240,9 @@ class Scheduler:
         assert self._flights[0] is flight, "flights crash in the order of their launch"
         requests = {flight.sequences[row].request.id for row in faulty}
         self.fail(requests, failure, now)
+        unmade = frozenset().union(*(each.forked for each in self._flights))
         while self._flights:
-            self._take_back(self._flights.popleft())
+            self._take_back(self._flights.popleft(), unmade)
 
     def step_done(self, predicted: float, actual: float) -> None:
         """Close the books of a step, whatever came of it."""
@@ -276,15 +277,19 @@ class Scheduler:
             self._refuse(request, FinishReason.REJECTED, failure, now)
             del self.roster.requests[request.id]
 
-    def _take_back(self, flight: Flight) -> None:
-        """Undo a launch: blocks beyond what is computed are free, copies count as not made."""
+    def _take_back(self, flight: Flight, unmade: frozenset[EngineSequence]) -> None:
+        """Undo a launch: blocks beyond what is computed are free.
+
+        unmade: sequences for which this step or a later one copies blocks, which counts as not
+        done: they start again.
+        """
         rows = zip(flight.batch.rows, flight.sequences, flight.epochs, strict=True)
         for row, sequence, epoch in rows:
             sequence.pending -= row.samples
             if epoch != sequence.epoch:
                 continue
             sequence.in_flight = 0
-            if sequence in flight.forked:
+            if sequence in unmade:
                 self.memory.release(sequence)
             else:
                 sequence.epoch += 1

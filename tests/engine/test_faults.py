@@ -261,6 +261,39 @@ def test_a_group_fails_as_a_whole(step: int, depth: int) -> None:
     assert harness.scheduler.counters.failed == 1
 
 
+@pytest.mark.parametrize("prompt", [16, 17, 18, 33, 40])
+@pytest.mark.parametrize("ticket", range(6))
+@pytest.mark.parametrize("call", CALLS)
+def test_a_fault_beside_a_group_leaves_nobody_with_blocks_that_were_never_written(
+    call: str, ticket: int, prompt: int
+) -> None:
+    """At depth 1 siblings start, and copy shared blocks, while steps they build on may fail."""
+    wanted = [Ask([5] * 4, 30, 1, RowControls()), Ask([*range(prompt)], 12, 3, RowControls())]
+    for rows in ([0], [99]):
+        harness = faulty({(call, ticket): RowFault(rows, "planted")}, depth=1)
+        for ask in wanted:
+            ask.submit(harness)
+        harness.run()
+        assert_who_ended(harness, undisturbed(wanted))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("call", ["collect", "collected"])
+def test_a_copy_in_the_second_of_two_failing_steps_counts_as_not_made(call: str, n: int) -> None:
+    """The first sequence shares its last block while it decodes, and copies it for the next."""
+    wanted = [Ask([5] * 4, 30, 1, RowControls()), Ask([*range(20)], 12, n, RowControls())]
+    faults = {(call, 1): RowFault([0], "planted"), ("collect", 2): RuntimeError("planted")}
+    harness = faulty(faults, depth=1)
+    for ask in wanted:
+        ask.submit(harness)
+    harness.run()
+    first, second = harness.backend.batches[1:3]
+    assert (2, 0) in {(row.request, row.index) for row in first.rows}
+    assert second.copies
+    assert_who_ended(harness, undisturbed(wanted))
+    assert failed(harness) == {1}
+
+
 # ── faults, leavers and policies at random ────────────────────────────────────────────────────
 
 
