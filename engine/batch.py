@@ -40,8 +40,10 @@ class Row:
 class Batch:
     """What a backend computes in one step. All arrays are int32 and contiguous.
 
-    copies: (source block, destination block), to be done before anything else; offloads and
-    restores: (block, host block) and (host block, block).
+    offloads: (block, host block); restores: (host block, block); copies: (source block,
+    destination block). All offloads are done first, then all restores, then all copies, and only
+    then are K and V written: a block that was offloaded may be anything else in the same step.
+    Within each of the three no source is also a destination.
     token_ids, positions, slots: one entry a token. A token id of -1 - j stands for the result of
     sample row j of the batch in flight.
     qo_indptr, kv_indptr (rows + 1), kv_indices, last_page_len (rows): CSR block tables.

@@ -222,6 +222,14 @@ class InstantBackend:
     def total_blocks(self) -> int:
         return self._total_blocks
 
+    @property
+    def host_blocks(self) -> int:
+        return 0
+
+    @property
+    def move_seconds(self) -> float:
+        return 0.0
+
     def submit(self, batch: Batch) -> int:
         return batch.step
 

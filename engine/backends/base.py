@@ -22,8 +22,18 @@ class Backend(Protocol):
         """KV blocks the backend holds."""
         ...
 
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of host memory that KV blocks can be offloaded to; 0 if there are none."""
+        ...
+
+    @property
+    def move_seconds(self) -> float:
+        """An estimate of the seconds that one block takes to host memory, or back."""
+        ...
+
     def submit(self, batch: Batch) -> int:
-        """Start computing; returns the ticket. Block moves come first, then K and V are written."""
+        """Start computing; returns the ticket. Block moves come first (see `Batch`)."""
         ...
 
     def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:

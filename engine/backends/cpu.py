@@ -66,6 +66,14 @@ class CPUBackend:
     def total_blocks(self) -> int:
         return self.cache.keys.shape[1]
 
+    @property
+    def host_blocks(self) -> int:
+        return 0
+
+    @property
+    def move_seconds(self) -> float:
+        return 0.0
+
     def submit(self, batch: Batch) -> int:
         if batch.offloads or batch.restores:
             raise ValueError("the CPU backend has no host memory to offload blocks to")

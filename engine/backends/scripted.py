@@ -1,8 +1,10 @@
 """A backend for tests: says what it is told, fails when it is told, and watches the paging.
 
-It keeps a shadow of the KV cache that holds token ids instead of keys and values. Each row that
-samples must find exactly its own tokens through its block table; anything else is an error in
-scheduler, block tables or batch arrays, and raises AssertionError.
+It keeps a shadow of the KV cache that holds token ids instead of keys and values, and one of the
+host memory that blocks are offloaded to. Each row that samples must find exactly its own tokens
+through its block table, and what is restored must have been offloaded, and not been restored
+since; anything else is an error in scheduler, block tables or batch arrays, and raises
+AssertionError.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.batch import BLOCK, Batch
 from engine.controls import Sampled, SampleRow, TokenLogprobs
@@ -43,6 +46,7 @@ class ScriptedBackend:
     A token that the logit bias favours by 100 wins over the script, as it would with any real
     model. hooks: what to do before the k-th submitted step (the first is step 0).
     nan_rows: step → rows whose logits come out as NaN, which a real backend reports as RowFault.
+    host_blocks, move_seconds: what it says of its host memory; moving takes no time.
     batches: everything that was submitted, in order.
     """
 
@@ -52,12 +56,17 @@ class ScriptedBackend:
         script: Script = echo,
         hooks: Mapping[int, Hook] | None = None,
         nan_rows: Mapping[int, Sequence[int]] | None = None,
+        host_blocks: int = 0,
+        move_seconds: float = 0.0,
     ) -> None:
         self._total_blocks = total_blocks
+        self._host_blocks = host_blocks
+        self._move_seconds = move_seconds
         self._script = script
         self._hooks = dict(hooks or {})
         self._nan_rows = dict(nan_rows or {})
         self._shadow = np.full(total_blocks * BLOCK, -1, dtype=np.int64)
+        self._host: dict[int, npt.NDArray[np.int64]] = {}
         self._rows: dict[int, Sequence[SampleRow]] = {}
         self._last_tokens: Sequence[int] = []
         self.batches: list[Batch] = []
@@ -65,6 +74,14 @@ class ScriptedBackend:
     @property
     def total_blocks(self) -> int:
         return self._total_blocks
+
+    @property
+    def host_blocks(self) -> int:
+        return self._host_blocks
+
+    @property
+    def move_seconds(self) -> float:
+        return self._move_seconds
 
     def submit(self, batch: Batch) -> int:
         ticket = len(self.batches)
@@ -82,8 +99,7 @@ class ScriptedBackend:
         The result of the step before is known by now, whatever the depth of the loop.
         """
         batch, rows = self.batches[ticket], self._rows.pop(ticket)
-        for source, target in batch.copies:
-            self._block(target)[:] = self._block(source)
+        self._move_blocks(batch)
         self._shadow[batch.slots] = self._resolve(batch)
         for number, row in zip(batch.sample_rows, rows, strict=True):
             self._look_back(batch, int(number), row)
@@ -114,7 +130,17 @@ class ScriptedBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _block(self, block: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _move_blocks(self, batch: Batch) -> None:
+        for block, host in batch.offloads:
+            assert 0 <= host < self._host_blocks, f"there is no host block {host}"
+            self._host[host] = self._block(block).copy()
+        for host, block in batch.restores:
+            assert host in self._host, f"step {batch.step} restores from empty host block {host}"
+            self._block(block)[:] = self._host.pop(host)
+        for source, target in batch.copies:
+            self._block(target)[:] = self._block(source)
+
+    def _block(self, block: int) -> npt.NDArray[np.int64]:
         return self._shadow[block * BLOCK : (block + 1) * BLOCK]
 
     def _choose(self, row: SampleRow) -> int:

@@ -22,6 +22,7 @@ class SimulatedBackend:
     clock: tells when a step is submitted. wait: how time passes until a result is there:
     `time.sleep`, or a virtual clock's `advance`. token: which id is "sampled" for a row; controls
     are ignored, except that logprobs asked for are there (all zero: the token was certain).
+    host_blocks: blocks that can be offloaded; each move, there or back, takes `move_seconds`.
     """
 
     def __init__(
@@ -31,28 +32,57 @@ class SimulatedBackend:
         clock: Clock | None = None,
         wait: Callable[[float], None] = time.sleep,
         token: Callable[[SampleRow], int] = alphabet,
+        *,
+        host_blocks: int = 0,
+        move_seconds: float = 0.0,
     ) -> None:
         self._cost = cost
         self._total_blocks = total_blocks
         self._clock = clock or MonotonicClock()
         self._wait = wait
         self._token = token
+        self._host_blocks = host_blocks
+        self._move_seconds = move_seconds
         self._free_at = 0.0
         self._done_at: dict[int, float] = {}
         self._rows: dict[int, Sequence[SampleRow]] = {}
 
     @classmethod
-    def virtual(cls, cost: LinearCost, total_blocks: int, clock: VirtualClock) -> SimulatedBackend:
+    def virtual(
+        cls,
+        cost: LinearCost,
+        total_blocks: int,
+        clock: VirtualClock,
+        *,
+        host_blocks: int = 0,
+        move_seconds: float = 0.0,
+    ) -> SimulatedBackend:
         """Steps that take no real time and let `clock` pass instead."""
-        return cls(cost, total_blocks, clock, wait=clock.advance)
+        return cls(
+            cost,
+            total_blocks,
+            clock,
+            wait=clock.advance,
+            host_blocks=host_blocks,
+            move_seconds=move_seconds,
+        )
 
     @property
     def total_blocks(self) -> int:
         return self._total_blocks
 
+    @property
+    def host_blocks(self) -> int:
+        return self._host_blocks
+
+    @property
+    def move_seconds(self) -> float:
+        return self._move_seconds
+
     def submit(self, batch: Batch) -> int:
         started = max(self._clock.now(), self._free_at)
-        self._free_at = started + self._cost.of(StepShape.of(batch))
+        moving = self._move_seconds * (len(batch.offloads) + len(batch.restores))
+        self._free_at = started + moving + self._cost.of(StepShape.of(batch))
         self._done_at[batch.step] = self._free_at
         return batch.step
 

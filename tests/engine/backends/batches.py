@@ -21,7 +21,12 @@ class Work:
     samples: bool = True
 
 
-def make_batch(work: Sequence[Work], copies: Sequence[tuple[int, int]] = ()) -> Batch:
+Moves = Sequence[tuple[int, int]]
+
+
+def make_batch(
+    work: Sequence[Work], copies: Moves = (), offloads: Moves = (), restores: Moves = ()
+) -> Batch:
     """The arrays of a step that computes these rows in this order."""
     counts = [len(w.tokens) for w in work]
     ends = [w.start + len(w.tokens) for w in work]
@@ -44,6 +49,8 @@ def make_batch(work: Sequence[Work], copies: Sequence[tuple[int, int]] = ()) -> 
         sample_rows=_int32(sampling),
         logit_rows=_int32([qo_indptr[i + 1] - 1 for i in sampling]),
         copies=tuple(copies),
+        offloads=tuple(offloads),
+        restores=tuple(restores),
     )
 
 

@@ -7,6 +7,7 @@ from engine.backends.simulated import SimulatedBackend
 from engine.clock import VirtualClock
 from engine.controls import RowControls
 from engine.cost import LinearCost
+from tests.engine.backends.batches import Work, make_batch
 
 
 def test_a_virtual_step_lets_exactly_the_predicted_time_pass() -> None:
@@ -46,3 +47,16 @@ def test_the_default_text_is_the_alphabet_and_logprobs_are_there_when_asked_for(
     assert bytes(harness.tokens(request)) == b"abcdefghijklmnopqrstuvwxyzab"
     assert all(len(output.logprobs) == 1 for output in harness.outputs[request, 0])
     assert harness.outputs[plain, 0][0].logprobs == ()
+
+
+def test_each_move_to_host_memory_and_back_takes_its_time() -> None:
+    clock = VirtualClock()
+    backend = SimulatedBackend.virtual(
+        LinearCost(base=0.25), 64, clock, host_blocks=8, move_seconds=0.5
+    )
+    assert (backend.host_blocks, backend.move_seconds) == (8, 0.5)
+    batch = make_batch([Work([0], 0, [1], samples=False)], [(5, 6)], [(1, 2), (3, 4)], [(5, 7)])
+    ticket = backend.submit(batch)
+    backend.sample(ticket, [])
+    backend.collect(ticket)
+    assert clock.now() == 0.25 + 3 * 0.5
