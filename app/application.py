@@ -6,20 +6,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Lifespan
 
+from app.admin_door import AdminDoor
 from app.bridge import NotReady, Overloaded
 from app.errors import ApiError, not_ready, overloaded
 from app.generation import prepare_chat, prepare_completion
 from app.middleware import FrontDoor
 from app.problems import nearest
 from app.record import record_of
+from app.routes.admin import blocks
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models
 from app.routes.status import health, metrics, version
@@ -31,18 +34,24 @@ SIMILAR_PATH = 0.78
 """How much of a wrong path must agree with a right one for that to be what was meant."""
 
 
-def create_application(service: Service, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+def create_application(
+    service: Service,
+    lifespan: Lifespan[Starlette] | None = None,
+    admin_key: SecretStr | None = None,
+) -> Starlette:
     """Put the HTTP side together.
 
     `lifespan` starts and stops what `service` needs (engine thread, bridge, executor); the
-    application itself holds nothing. Metrics listen to the bridge from here on.
+    application itself holds nothing. Metrics listen to the bridge from here on. Without an
+    `admin_key` there is nothing below /admin.
     """
     tame_sse_starlette()
     service.bridge.add_observer(service.metrics.observe)
     routes = _routes(service)
     paths = [route.path for route in routes if "{" not in route.path]
+    admin = [] if admin_key is None else [_admin(service, admin_key)]
     application = Starlette(
-        routes=routes,
+        routes=[*routes, *admin],
         middleware=[Middleware(FrontDoor, metrics=service.metrics)],
         exception_handlers={
             ApiError: _api_error,
@@ -74,6 +83,15 @@ def _routes(service: Service) -> list[Route]:
         get("/version", version),
         get("/metrics", metrics),
     ]
+
+
+def _admin(service: Service, key: SecretStr) -> Mount:
+    """The routes below /admin, all of them behind the door."""
+    return Mount(
+        "/admin",
+        routes=[Route("/blocks", partial(blocks, service), methods=["GET"])],
+        middleware=[Middleware(AdminDoor, key=key)],
+    )
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -17,12 +17,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from engine.inbox import Abort, FinishAt, Stop, Submission
-from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
+from engine.inbox import Abort, FinishAt, Inspect, Stop, Submission
+from engine.outputs import Failure, FailureKind, Finish, FinishReason, Inspection, Output, Stats
 from engine.thread import EngineThread
 
 STUCK_S = 15.0
 """Seconds that the engine thread may take to end; it looks up after each step."""
+
+INSPECTION_S = 5.0
+"""Seconds that the engine may take to answer a look inside; it reads its mail before each step."""
 
 Observer = Callable[[Sequence[Output], Stats], None]
 
@@ -30,6 +33,7 @@ log = logging.getLogger("octavo.bridge")
 
 LAGGED = Failure(FailureKind.CLIENT_LAGGED, "the client reads too slowly; the stream was cut")
 NOT_STARTED = Failure(FailureKind.NOT_READY, "the engine has not started yet", 1.0)
+BUSY = Failure(FailureKind.NOT_READY, "the engine is too busy to be looked into", 1.0)
 DRAINING = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
 
 
@@ -227,7 +231,35 @@ class Bridge:
             if not stream.finished:
                 self.post(Abort(submission.id))
 
-    def post(self, message: Submission | Abort | FinishAt) -> None:
+    async def inspect(self, limit: int) -> Inspection:
+        """A look inside the engine, at its `limit` oldest requests, taken between two steps.
+
+        Also while the house drains. Raises NotReady if the engine has not started, has ended, or
+        does not answer within INSPECTION_S.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Inspection] = loop.create_future()
+
+        def settle(inspection: Inspection) -> None:
+            if not answer.done():
+                answer.set_result(inspection)
+
+        def reply(inspection: Inspection) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, inspection)
+
+        self.post(Inspect(reply, limit))
+        ended = NOT_STARTED if self._thread is None else self._thread.ended
+        if ended is not None:
+            raise NotReady(ended)
+        try:
+            async with asyncio.timeout(INSPECTION_S):
+                return await answer
+        except TimeoutError:
+            assert self._thread is not None
+            raise NotReady(self._thread.ended or BUSY) from None
+
+    def post(self, message: Submission | Abort | FinishAt | Inspect) -> None:
         """Put a message into the engine's inbox."""
         if self._thread is not None:
             self._thread.post(message)

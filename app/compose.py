@@ -90,7 +90,8 @@ def compose(config: Config, console: Console) -> House:
         max_body_bytes=config.server.max_body_bytes,
         strict_fields=config.api.strict_fields,
     )
-    application = create_application(service, _lifespan(service, EngineThread(engine), model))
+    lifespan = _lifespan(service, EngineThread(engine), model)
+    application = create_application(service, lifespan, config.server.admin_key)
     _announce(config, path, model)
     return House(application, bridge, service)
 

@@ -16,6 +16,7 @@ from engine.outputs import Failure, FailureKind
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 OVERLOADED = "overloaded_error"
+AUTHENTICATION = "authentication_error"
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 59
 """Some clients do not retry at all when they are told to wait for a minute or more."""
@@ -76,6 +77,17 @@ def context_exceeded(limit: int, prompt: str, param: str, completion: int = 0) -
         "the prompt and at least one generated token must fit.",
         code="context_length_exceeded",
         param=param,
+    )
+
+
+def unauthorized(message: str) -> ApiError:
+    """401: no key, or not the right one."""
+    return ApiError(
+        401,
+        message,
+        code="invalid_api_key",
+        type=AUTHENTICATION,
+        headers={"www-authenticate": "Bearer"},
     )
 
 

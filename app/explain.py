@@ -25,8 +25,14 @@ _BOUNDS: Final = {
 }
 
 
+HIDDEN: Final = object()
+"""Stands for a value that no message may show."""
+
+
 def show(value: object) -> str:
     """A value as YAML shows it, shortened: null, true, "16", a mapping."""
+    if value is HIDDEN:
+        return "a value that is not shown"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -66,6 +72,8 @@ def _hint(kind: str, value: object) -> str:
         return f"; write {int(value)}"
     if kind in ("int_type", "float_type") and isinstance(value, str):
         return "; drop the quotes" if value.replace(".", "", 1).isdecimal() else ""
+    if kind == "string_type" and value is HIDDEN:
+        return "; write it with quotes"
     if kind == "string_type" and isinstance(value, bool | int | float):
         return f'; write "{show(value)}" with the quotes'
     return ""

@@ -122,7 +122,7 @@ class RequestLine:
 _requests: Final = structlog.stdlib.get_logger("octavo.request")
 
 
-PROBES: Final = frozenset({"/health", "/metrics"})
+PROBES: Final = frozenset({"/health", "/metrics", "/admin/blocks"})
 """Routes that machines ask every few seconds."""
 
 

@@ -9,6 +9,7 @@ from time import perf_counter
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import SERVER_ERROR, ApiError
@@ -59,12 +60,20 @@ class FrontDoor:
         await error.response()(scope, receive, send)
 
     def _close(self, scope: Scope, record: Record, duration: float) -> None:
-        route = getattr(scope.get("route"), "path", UNMATCHED)
+        route = _template(scope)
         if not record.status:
             record.status = CLIENT_CLOSED_REQUEST
             record.client_disconnected = True
         self._metrics.count_http(route, scope["method"], record.status)
         log_request(record.line(route, duration))
+
+
+def _template(scope: Scope) -> str:
+    """The path of the route that was found; below a mount it is told from there."""
+    route = scope.get("route")
+    if isinstance(route, Route):
+        return f"{scope['root_path']}{route.path}"
+    return getattr(route, "path", UNMATCHED)
 
 
 def _request_id(scope: Scope) -> str:

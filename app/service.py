@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from app.bridge import Bridge
 from app.config.schema import LimitsConfig, SseConfig
+from app.directory import Directory
 from app.errors import model_not_found
 from app.metrics import Metrics
 from app.text.template import ChatTemplate
@@ -30,7 +31,8 @@ class Service:
 
     model_id: its name in the API. created: Unix seconds at which it was loaded. max_model_len:
     tokens of a request at most, prompt and answer together. clock: the engine's. executor: where
-    large inputs are read. max_body_bytes: larger bodies are refused.
+    large inputs are read. max_body_bytes: larger bodies are refused. directory: open requests by
+    their clients' names.
     """
 
     model_id: str
@@ -47,6 +49,7 @@ class Service:
     version: str
     max_body_bytes: int
     strict_fields: bool = False
+    directory: Directory = field(default_factory=Directory)
 
     async def off_loop(
         self,

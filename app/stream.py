@@ -23,6 +23,7 @@ from app.bridge import LAGGED, Stream
 from app.choices import Choice, Piece, coalesce
 from app.chunks import DONE, KEEPALIVE, Chunks, completion_body, error_event
 from app.connection import last_words
+from app.directory import Names
 from app.errors import ApiError, from_failure
 from app.generation import Generation
 from app.reader import Reader
@@ -69,6 +70,7 @@ class GenerationResponse:
         with (
             last_words(scope) as hang_up_soon,
             self._service.bridge.open(submission, partial(self._cut, hang_up_soon)) as stream,
+            self._service.directory.listed(submission.id, self._names),
             self._service.metrics.follow(submission),
         ):
             reader = self._reader(stream)
@@ -76,6 +78,10 @@ class GenerationResponse:
             response = await answer(reader, receive)
             await response(scope, receive, send)
             self._settle(reader)
+
+    @property
+    def _names(self) -> Names:
+        return Names(self._generation.identity.id, self._record.request_id)
 
     def _reader(self, stream: Stream) -> Reader:
         return Reader(stream, self._generation.submission, self._choices, self._record)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from engine.batch import BLOCK
+from engine.outputs import PoolSnapshot
 
 
 def blocks_for(tokens: int) -> int:
@@ -28,7 +29,8 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Fixed blocks 0 … total - 1. All is O(1), but for `match`, `forget_all` and `check`.
+    """Fixed blocks 0 … total - 1. All is O(1), but for `match`, `snapshot`, `forget_all` and
+    `check`.
 
     Free blocks are a stack: the one given back last is taken first, while its memory is still
     warm. Cached blocks are taken when no free one is left, least recently used first: so give the
@@ -100,6 +102,10 @@ class BlockPool:
     def references(self, block: int) -> int:
         """How many own the block."""
         return self._references[block]
+
+    def snapshot(self) -> PoolSnapshot:
+        """A copy of who is owned and who is cached: two copies of plain lists, quick."""
+        return PoolSnapshot(tuple(self._references), tuple(self._cached))
 
     # --------------------------------------------------------- prefix cache
 

@@ -10,11 +10,12 @@ from engine.roster import Roster
 
 
 def inspect(roster: Roster, stats: Stats, limit: int) -> Inspection:
-    """The engine's counts, its policy, and its `limit` oldest live requests."""
+    """The engine's counts, pool and policy, and its `limit` oldest live requests."""
     guard = roster.guard
     oldest = heapq.nsmallest(limit, roster.requests.values(), key=lambda request: request.ticket)
     return Inspection(
         stats=stats,
+        pool=roster.memory.pool.snapshot(),
         policy=type(guard.policy).__name__,
         fallen_back=guard.fallen_back,
         last_fault=guard.last_fault,

@@ -143,10 +143,22 @@ class RequestSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """The KV pool as `inspect` saw it.
+
+    owners: how many own each block. cached: blocks without owner whose content can still be found.
+    """
+
+    owners: tuple[int, ...]
+    cached: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
-    """The engine from inside: its counts, its policy, and its oldest live requests."""
+    """The engine from inside: its counts, its pool, its policy, and its oldest live requests."""
 
     stats: Stats
+    pool: PoolSnapshot
     policy: str
     fallen_back: bool
     last_fault: str

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import click
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from app.commands.options import config_options
 from app.config import Config, LoadedConfig
@@ -20,7 +20,7 @@ def check_config(loaded: LoadedConfig, as_json: bool) -> None:
     """Print the configuration that is in effect, or say what is wrong with it.
 
     Later sources outdo earlier ones: defaults, file, OCTAVO_SECTION__KEY variables, --set.
-    The YAML names the source of every value that is not the default.
+    The YAML names the source of every value that is not the default. Secrets are not shown.
     Exit code 0 if the configuration can be used, 2 if not.
 
     \b
@@ -49,6 +49,8 @@ def _section(
         if isinstance(value, BaseModel):
             yield f"{indent}{name}:"
             yield from _section(value, default, (*path, name), loaded)
+        elif isinstance(value, SecretStr):
+            yield f"{indent}# {name}: set, and not shown{_source((*path, name), loaded)}"
         else:
             source = _source((*path, name), loaded) if value != default else ""
             yield f"{indent}{name}: {_scalar(value)}{source}"

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from app.config.keys import Path
+from app.config.keys import Path, is_secret
 from app.config.schema import Config
-from app.explain import explain
+from app.explain import HIDDEN, explain
 from app.problems import Problem, refuse
 
 
@@ -26,6 +26,8 @@ def type_problems(tree: Mapping[str, Any], origin: Origin) -> Iterator[Problem]:
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             path = tuple(str(part) for part in detail["loc"])
+            if is_secret(path):
+                detail["input"] = HIDDEN
             yield Problem(".".join(path), explain(detail), origin(path))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from app.config.schema import Config, Section
@@ -16,6 +18,15 @@ def subsection(field: FieldInfo) -> type[Section] | None:
     """The section that a field holds; None if the field is a knob."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def is_secret(path: Path) -> bool:
+    """Whether the knob at `path` holds what nobody may print."""
+    return any(known == path and _holds_secret(field.annotation) for known, field in fields())
+
+
+def _holds_secret(annotation: object) -> bool:
+    return annotation is SecretStr or any(map(_holds_secret, get_args(annotation)))
 
 
 def fields(section: type[Section] = Config, path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:

@@ -10,11 +10,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
 
 _UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
 
 
@@ -41,6 +42,16 @@ def refuse_unbuilt(value: object) -> object:
     return value
 
 
+def bearer_token(secret: SecretStr) -> SecretStr:
+    """Accept what can stand behind `Authorization: Bearer` (RFC 6750, section 2.1).
+
+    Raises ValueError for anything else, and so for the asterisks that stand for a secret in print.
+    """
+    if not _BEARER.fullmatch(secret.get_secret_value()):
+        raise ValueError("expected letters, digits and -._~+/ only, then any =")
+    return secret
+
+
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
 BackendName: TypeAlias = Annotated[
@@ -50,6 +61,7 @@ LogFormat: TypeAlias = Literal["auto", "json", "console"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
+Secret: TypeAlias = Annotated[SecretStr, AfterValidator(bearer_token)]
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
@@ -77,6 +89,9 @@ class ServerConfig(Section):
     )
     max_body_bytes: Size = Field(
         default=4 * 2**20, ge=1, description="largest request body; more is answered 413"
+    )
+    admin_key: Secret | None = Field(
+        default=None, description="bearer token of the /admin routes; null: there are none"
     )
 
 

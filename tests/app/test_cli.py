@@ -167,6 +167,16 @@ def test_check_config_prints_json() -> None:
     )
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_check_config_never_prints_a_secret(form: tuple[str, ...]) -> None:
+    result = run("check-config", *form, "--set", "server.admin_key=s3cret-key")
+    assert result.exit_code == 0
+    assert "s3cret" not in result.output
+    assert "admin_key: set, and not shown  # --set" in result.stdout or form
+    assert '"admin_key": null' in run("check-config", "--json").stdout
+    assert "admin_key: null" in run("check-config").stdout
+
+
 def test_check_config_refuses_a_missing_file() -> None:
     result = run("check-config", "--config", "missing.yaml")
     assert result.exit_code == 2

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import uvicorn
+from pydantic import SecretStr
 
 from app.application import create_application
 from app.bridge import Bridge
@@ -84,6 +85,7 @@ class House:
         max_body_bytes: int = 1 << 20,
         send_timeout_s: float = 60.0,
         send_buffer: int | None = None,
+        admin_key: str | None = None,
         **scripted: Any,
     ) -> None:
         self.send_timeout_s = send_timeout_s
@@ -124,7 +126,8 @@ class House:
             max_body_bytes=max_body_bytes,
             strict_fields=strict_fields,
         )
-        self.application = create_application(self.service)
+        key = None if admin_key is None else SecretStr(admin_key)
+        self.application = create_application(self.service, admin_key=key)
         self.port = 0
         self.client: httpx2.AsyncClient = None  # type: ignore[assignment]
 

@@ -312,3 +312,20 @@ def test_a_wrong_parameter_is_named_with_its_line() -> None:
         "octavo.yaml:4: scheduler.params.windw: unknown parameter; did you mean window?",
         'octavo.yaml:5: scheduler.params.window: expected an integer, got "a"',
     ]
+
+
+# -------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize("text", ["314159265", "true", "[314159265]", "a 314159265", "é314159265"])
+def test_a_secret_that_cannot_be_used_is_refused_without_being_shown(text: str) -> None:
+    (problem,) = problems(environ={"OCTAVO_SERVER__ADMIN_KEY": text})
+    assert problem.startswith("OCTAVO_SERVER__ADMIN_KEY: server.admin_key: expected ")
+    assert "not shown" in problem
+    assert "314159265" not in problem
+
+
+def test_a_secret_as_it_is_printed_is_no_secret() -> None:
+    printed = load_config(overrides=["server.admin_key=abc"]).model_dump_json()
+    with pytest.raises(ConfigurationError, match="admin_key"):
+        load_config(overrides=[f"server={printed[printed.index(':') + 1 :].split('}')[0]}}}"])

@@ -1,0 +1,100 @@
+"""GET /admin/blocks. Everything below /admin is behind `AdminDoor`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.directory import Directory
+from app.errors import invalid
+from app.service import Service
+from engine.batch import BLOCK
+from engine.outputs import Inspection, RequestSnapshot
+
+REQUESTS: Final = 100
+"""Requests that are listed unless a client asks for fewer or more, the oldest first."""
+
+MOST_REQUESTS: Final = 1000
+
+BLOCK_BYTES: Final = 64
+"""Of the reply, roughly, for each block."""
+
+
+async def blocks(service: Service, request: Request) -> Response:
+    """Which request owns which block of the KV cache, as the engine saw it between two steps."""
+    limit = _limit(request)
+    seen = await service.bridge.inspect(limit)
+    size = BLOCK_BYTES * len(seen.pool.owners)
+    body = await service.off_loop(size, _blocks, seen, service.directory)
+    return Response(body, media_type="application/json")
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("requests", str(REQUESTS))
+    if not (text.isdecimal() and text.isascii() and len(text) < 6 and int(text) <= MOST_REQUESTS):
+        raise invalid(f"requests is a number from 0 to {MOST_REQUESTS}.", "requests")
+    return int(text)
+
+
+def _blocks(seen: Inspection, directory: Directory) -> bytes:
+    pool, stats = seen.pool, seen.stats
+    owned = sum(count > 0 for count in pool.owners)
+    return orjson.dumps(
+        {
+            "total": len(pool.owners),
+            "block_size": BLOCK,
+            "free": len(pool.owners) - owned - len(pool.cached),
+            "cached": len(pool.cached),
+            "owned": owned,
+            "shared": sum(count > 1 for count in pool.owners),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "blocks": _each_block(seen),
+            "requests": [_request(request, directory) for request in seen.requests],
+        }
+    )
+
+
+def _each_block(seen: Inspection) -> list[dict[str, Any]]:
+    """One entry a block, in order. `sequences`: [request, index] of the owners that are listed.
+
+    A block that a step in flight may still write has an owner and no sequence, and so have the
+    blocks of requests that are not listed.
+    """
+    sequences: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for request in seen.requests:
+        for index, table in enumerate(request.blocks):
+            for block in table:
+                sequences[block].append((request.id, index))
+    free, cached = {"state": "free"}, {"state": "cached"}
+    entries: list[dict[str, Any]] = [free] * len(seen.pool.owners)
+    for block in seen.pool.cached:
+        entries[block] = cached
+    for block, owners in enumerate(seen.pool.owners):
+        if owners:
+            known = sequences.get(block, [])
+            entries[block] = {"state": "owned", "owners": owners, "sequences": known}
+    return entries
+
+
+def _request(request: RequestSnapshot, directory: Directory) -> dict[str, Any]:
+    """`id` is the engine's; the others are None for a request whose client has left."""
+    names = directory.names(request.id)
+    return {
+        "id": request.id,
+        "reply_id": names.reply if names else None,
+        "request_id": names.http if names else None,
+        "phase": request.phase,
+        "tenant": request.tenant,
+        "class": request.slo_class,
+        "priority": request.priority,
+        "prompt_tokens": request.prompt,
+        "computed_tokens": request.computed,
+        "generated_tokens": request.generated,
+        "preemptions": request.preemptions,
+        "blocks": [len(table) for table in request.blocks],
+    }
