@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.batch import BLOCK
 from engine.blocks import BlockPool, blocks_for
+from engine.moves import Moves
 from engine.prefix import KeyChain
 from engine.request import Request, Sequence
 
@@ -12,13 +13,15 @@ class KVMemory:
     """The block tables of all sequences over one pool.
 
     Blocks that a step in flight may still write are not given back at once: they wait in the
-    `limbo` of the step launched last and return when it has landed. cache: whether full blocks
-    are published, and found again by requests that begin alike.
+    `limbo` of the step launched last and return when it has landed. moves: what the step being
+    planned copies first. cache: whether full blocks are published, and found again by requests
+    that begin alike.
     """
 
     def __init__(self, pool: BlockPool, *, cache: bool) -> None:
         self.pool = pool
         self.cache = cache
+        self.moves = Moves(pool)
         self.limbo: list[int] = []
 
     # ---------------------------------------------------------------- growing
@@ -34,22 +37,20 @@ class KVMemory:
             return 0
         return (len(sequence.table) + free) * BLOCK - sequence.reached
 
-    def extend(self, sequence: Sequence, count: int) -> list[tuple[int, int]]:
+    def extend(self, sequence: Sequence, count: int) -> None:
         """Take blocks for `count` more tokens; there must be `room` for them.
 
-        Returns the (source, own) block to copy first, if the tail was shared: the first write to a
-        block with another owner, or under a key, goes to a copy of it.
+        The first write to a block with another owner, or under a key, goes to a copy of it.
         """
-        table, copies = sequence.table, []
+        table = sequence.table
         if self._copies(sequence):
             place = sequence.reached // BLOCK
-            copies.append((table[place], self.pool.take()))
-            self.pool.give(table[place])
-            table[place] = copies[0][1]
+            shared, table[place] = table[place], self.pool.take()
+            self.moves.copy(shared, table[place], sequence.request)
+            self.moves.give(shared)
         sequence.shares_tail = False
         for _ in range(blocks_for(sequence.reached + count) - len(table)):
             table.append(self.pool.take())
-        return copies
 
     def _copies(self, sequence: Sequence) -> int:
         """1 if the block that the next token goes to must be copied before, else 0."""
@@ -59,7 +60,7 @@ class KVMemory:
         if place >= len(sequence.table):
             return 0
         block = sequence.table[place]
-        return int(self.pool.references(block) > 1 or self.pool.key_of(block) is not None)
+        return int(self.moves.owners(block) > 1 or self.pool.key_of(block) is not None)
 
     # ---------------------------------------------------------------- sharing
 
@@ -130,19 +131,19 @@ class KVMemory:
             if in_flight:
                 self.limbo.append(block)
             else:
-                self.pool.give(block)
+                self.moves.give(block)
         sequence.forget()
 
     def trim(self, sequence: Sequence) -> None:
         """Give back the blocks beyond what is computed."""
         table = sequence.table
         while len(table) > blocks_for(sequence.computed):
-            self.pool.give(table.pop())
+            self.moves.give(table.pop())
 
     def give(self, blocks: list[int]) -> None:
         """Blocks of a step that has landed are free again."""
         for block in blocks:
-            self.pool.give(block)
+            self.moves.give(block)
         blocks.clear()
 
     # ---------------------------------------------------------------- asking

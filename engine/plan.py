@@ -10,14 +10,14 @@ import numpy as np
 
 from engine.batch import BLOCK, Batch, Int32, Row
 from engine.controls import SampleRow
+from engine.moves import Launched
 from engine.request import Request, Sequence
 
 
 class Plan:
     """Grants of one step, within its token budget. A sequence has at most one.
 
-    copies: block copies that the step does first, by the sequence they are made for. limbo: blocks
-    that are given back when the step has landed. gave_way: requests that were preempted for it.
+    gave_way: requests that were preempted for it.
     """
 
     def __init__(self, step: int, now: float, budget: int) -> None:
@@ -26,8 +26,6 @@ class Plan:
         self.budget = budget
         self.tokens = 0
         self.prompt_tokens = 0
-        self.copies: dict[Sequence, list[tuple[int, int]]] = {}
-        self.limbo: list[int] = []
         self.gave_way: set[Request] = set()
         self._grants: dict[Sequence, int] = {}
 
@@ -55,7 +53,6 @@ class Plan:
     def withdraw(self, sequence: Sequence) -> None:
         """Take a grant back, if there is one."""
         self.tokens -= self._grants.pop(sequence, 0)
-        self.copies.pop(sequence, None)
         sequence.scheduled = 0
 
     def ordered(self) -> tuple[list[Sequence], list[Sequence]]:
@@ -72,7 +69,7 @@ class Plan:
 class Flight:
     """A launched step: its batch, and for each row the sequence and the epoch it was planned in.
 
-    forked: sequences whose prompt this step copies. limbo: blocks to give back when it has landed.
+    moved: requests whose blocks it moves first. limbo: blocks to give back when it has landed.
     fault: what submitting it raised, if it did.
     """
 
@@ -81,15 +78,15 @@ class Flight:
     epochs: list[int]
     batch: Batch
     sampling: list[SampleRow]
-    forked: frozenset[Sequence]
+    moved: tuple[Request, ...]
     limbo: list[int]
     ticket: int | None = None
     started: float = 0.0
     fault: Exception | None = None
 
 
-def launch(plan: Plan) -> Flight:
-    """Turn a plan into a batch, and its grants into tokens in flight."""
+def launch(plan: Plan, moves: Launched) -> Flight:
+    """Turn a plan and its moves into a batch, and its grants into tokens in flight."""
     decodes, chunks = plan.ordered()
     arrays = _Arrays()
     rows = arrays.add_decodes(decodes)
@@ -116,10 +113,10 @@ def launch(plan: Plan) -> Flight:
         plan=plan,
         sequences=sequences,
         epochs=[sequence.epoch for sequence in sequences],
-        batch=arrays.batch(plan, rows),
+        batch=arrays.batch(plan, rows, moves),
         sampling=sampling,
-        forked=frozenset(plan.copies),
-        limbo=plan.limbo,
+        moved=moves.requests,
+        limbo=[],
     )
 
 
@@ -180,7 +177,7 @@ class _Arrays:
         self.kv_indptr.append(len(self.kv_indices))
         return Row(sequence.request.id, sequence.index, start, count, samples)
 
-    def batch(self, plan: Plan, rows: list[Row]) -> Batch:
+    def batch(self, plan: Plan, rows: list[Row], moves: Launched) -> Batch:
         return Batch(
             step=plan.step,
             rows=tuple(rows),
@@ -193,7 +190,7 @@ class _Arrays:
             last_page_len=_int32(self.last_page_len),
             sample_rows=_int32(self.sample_rows),
             logit_rows=_int32(self.logit_rows),
-            copies=tuple(pair for pairs in plan.copies.values() for pair in pairs),
+            copies=moves.copies,
         )
 
 

@@ -188,9 +188,7 @@ class Planner:
             if dry and not self._make_room(sequence, memory.needs(sequence, 1), plan):
                 return 0
             count = min(count, memory.room(sequence))
-        copies = memory.extend(sequence, count)
-        if copies:
-            plan.copies[sequence] = copies
+        memory.extend(sequence, count)
         return count
 
     def _make_room(self, sequence: Sequence, blocks: int, plan: Plan) -> bool:

@@ -186,7 +186,7 @@ class Scheduler:
 
     def launch(self, plan: Plan) -> Flight:
         """Turn the plan's grants into a batch in flight."""
-        flight = launch(plan)
+        flight = launch(plan, self.memory.moves.launch())
         self.memory.limbo = flight.limbo
         self._flights.append(flight)
         for sequence in list(plan):
@@ -240,9 +240,11 @@ class Scheduler:
         assert self._flights[0] is flight, "flights crash in the order of their launch"
         requests = {flight.sequences[row].request.id for row in faulty}
         self.fail(requests, failure, now)
-        unmade = frozenset().union(*(each.forked for each in self._flights))
+        moved = dict.fromkeys(request for each in self._flights for request in each.moved)
         while self._flights:
-            self._take_back(self._flights.popleft(), unmade)
+            self._take_back(self._flights.popleft())
+        for request in moved:
+            self._start_again(request)
 
     def step_done(self, predicted: float, actual: float) -> None:
         """Close the books of a step, whatever came of it."""
@@ -277,26 +279,31 @@ class Scheduler:
             self._refuse(request, FinishReason.REJECTED, failure, now)
             del self.roster.requests[request.id]
 
-    def _take_back(self, flight: Flight, unmade: frozenset[EngineSequence]) -> None:
-        """Undo a launch: blocks beyond what is computed are free.
-
-        unmade: sequences for which this step or a later one copies blocks, which counts as not
-        done: they start again.
-        """
+    def _take_back(self, flight: Flight) -> None:
+        """Undo a launch: blocks beyond what is computed are free."""
         rows = zip(flight.batch.rows, flight.sequences, flight.epochs, strict=True)
         for row, sequence, epoch in rows:
             sequence.pending -= row.samples
             if epoch != sequence.epoch:
                 continue
             sequence.in_flight = 0
-            if sequence in unmade:
-                self.memory.release(sequence)
-            else:
-                sequence.epoch += 1
-                self.memory.trim(sequence)
-            if sequence in self.roster.decoding and not sequence.decoding:
-                self.roster.became_prompt(sequence)
+            sequence.epoch += 1
+            self.memory.trim(sequence)
+            self._back_to_prompt(sequence)
         self.memory.give(flight.limbo)
+
+    def _start_again(self, request: Request) -> None:
+        """Forget what a request computed: blocks were moved for it in a step that came to nothing.
+
+        All its sequences, because they share blocks.
+        """
+        for sequence in request.open_sequences:
+            self.memory.release(sequence)
+            self._back_to_prompt(sequence)
+
+    def _back_to_prompt(self, sequence: EngineSequence) -> None:
+        if sequence in self.roster.decoding and not sequence.decoding:
+            self.roster.became_prompt(sequence)
 
     # ---------------------------------------------------------------- results
 
@@ -422,6 +429,7 @@ class Scheduler:
         sequences = [s for r in roster.requests.values() for s in r.sequences]
         tables: list[Sequence[int]] = [sequence.table for sequence in sequences]
         tables.extend(flight.limbo for flight in self._flights)
+        tables.append(self.memory.moves.held())
         self.memory.pool.check(tables)
         assert len(roster.decoding) + len(roster.prefilling) <= self.limits.rows, "E2: rows"
         for sequence in sequences:
