@@ -31,13 +31,13 @@ from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
 from engine.backends import LoadedModel, load_on_cpu
-from engine.backends.memory import auto_kv_bytes
+from engine.backends.memory import AUTO_KV_DTYPE, auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
-from engine.errors import ModelError
+from engine.errors import ModelError, TooLittleMemory
 from engine.guard import GuardSettings
 from engine.limits import Limits
 from engine.loop import Engine
@@ -112,7 +112,12 @@ def _load_model(config: Config, path: Path | None, cost: LinearCost) -> LoadedMo
         backend = SimulatedBackend(cost, engine.simulated.total_blocks, wait=wait)
         return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
     with _naming_the_key("model.path"):
-        return load_on_cpu(path, kv_memory_bytes=_kv_memory(config), threads=engine.threads)
+        return load_on_cpu(
+            path,
+            kv_memory_bytes=_kv_memory(config),
+            kv_dtype=_kv_dtype(config),
+            threads=engine.threads,
+        )
 
 
 def _kv_memory(config: Config) -> int:
@@ -121,11 +126,19 @@ def _kv_memory(config: Config) -> int:
     return auto_kv_bytes() if wanted == "auto" else wanted
 
 
+def _kv_dtype(config: Config) -> str:
+    """The format of the KV cache."""
+    wanted = config.engine.kv_dtype
+    return AUTO_KV_DTYPE if wanted == "auto" else wanted
+
+
 @contextmanager
 def _naming_the_key(key: str) -> Iterator[None]:
-    """Put the knob in front of what is wrong with the model that it names."""
+    """Put the knob in front of what is wrong with the model that it names, or with its memory."""
     try:
         yield
+    except TooLittleMemory as error:
+        raise BadConfiguration(Problem(f"engine.{error.knob}", str(error))) from error
     except ModelError as error:
         raise BadConfiguration(Problem(key, str(error))) from error
 
@@ -144,6 +157,7 @@ def _announce(config: Config, path: Path | None, model: LoadedModel) -> None:
         kv_blocks=blocks,
         kv_tokens=blocks * BLOCK,
         kv_bytes=_kv_memory(config) if real else None,
+        kv_dtype=_kv_dtype(config) if real else None,
         max_model_len=config.model.max_model_len or model.context_length,
         policy=config.scheduler.policy,
         depth=config.engine.depth,

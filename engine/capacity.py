@@ -36,6 +36,10 @@ class KvDtype:
     bytes: int
     scale_bytes: int = 0
 
+    def vector_bytes(self, head_dim: int) -> int:
+        """Bytes of the K or the V of one token and head."""
+        return head_dim * self.bytes + self.scale_bytes
+
 
 KV_DTYPES: Final = {
     dtype.name: dtype
@@ -72,8 +76,7 @@ class ModelShape:
 
     def kv_bytes_per_token(self, dtype: KvDtype) -> int:
         """Bytes that the keys and values of one token take over all layers."""
-        head = self.head_dim * dtype.bytes + dtype.scale_bytes
-        return 2 * self.layers * self.kv_heads * head
+        return 2 * self.layers * self.kv_heads * dtype.vector_bytes(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,5 +22,15 @@ class ConfigurationError(Exception):
     """Start-up cannot go on: a message for the person who runs the server, no traceback."""
 
 
+class TooLittleMemory(ConfigurationError):
+    """Memory that does not hold one block of KV. knob: the one of `engine` that gives it."""
+
+    def __init__(self, knob: str, size: int, block_bytes: int, kv_dtype: str) -> None:
+        super().__init__(
+            f"{size} bytes do not hold one block of this model, {block_bytes} bytes in {kv_dtype}"
+        )
+        self.knob = knob
+
+
 class ModelError(ConfigurationError):
     """A model file that cannot be served; the message names what is missing or wrong."""

@@ -57,6 +57,7 @@ KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_
 BackendName: TypeAlias = Annotated[
     Literal["auto", "cpu", "simulated"], BeforeValidator(refuse_unbuilt)
 ]
+KvDtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
 LogFormat: TypeAlias = Literal["auto", "json", "console"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
@@ -150,6 +151,10 @@ class EngineConfig(Section):
     )
     kv_memory: KvMemory = Field(
         default="auto", description="size of the KV cache: auto, bytes, or a size such as 512MiB"
+    )
+    kv_dtype: KvDtypeName = Field(
+        default="auto",
+        description="how it is kept: float32, bfloat16, int8; auto is float32",
     )
     max_step_tokens: Positive = Field(default=256, description="token budget of a step")
     max_rows: Positive = Field(default=64, description="most sequences computed in one step")

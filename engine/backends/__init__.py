@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import Backend
+from engine.backends.memory import AUTO_KV_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,23 @@ class LoadedModel:
 
 
 def load_on_cpu(
-    path: Path, *, kv_memory_bytes: int | None = None, threads: int | None = None
+    path: Path,
+    *,
+    kv_memory_bytes: int | None = None,
+    kv_dtype: str = AUTO_KV_DTYPE,
+    offload_memory_bytes: int = 0,
+    threads: int | None = None,
 ) -> LoadedModel:
-    """Load a model onto the CPU backend; see `engine.backends.cpu.create` for the errors."""
+    """Load a model onto the CPU backend; see `engine.backends.cpu.create`."""
     from engine.backends.cpu import create
     from engine.models.files import read_config
 
     config = read_config(path)
-    backend = create(path, kv_memory_bytes=kv_memory_bytes, threads=threads)
+    backend = create(
+        path,
+        kv_memory_bytes=kv_memory_bytes,
+        kv_dtype=kv_dtype,
+        offload_memory_bytes=offload_memory_bytes,
+        threads=threads,
+    )
     return LoadedModel(backend, config.context_length, config.vocab)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batch import BLOCK, Batch
+from engine.models.decoder import LayerKV
 
 TILE = 256
 """Queries of a chunk that are computed at once."""
@@ -30,26 +31,23 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PagedAttention:
-    """Attention of one batch, as a function of one layer's queries, K/V pools and window.
+    """Attention of one batch, as a function of one layer's queries, K/V cache and window.
 
-    queries: [tokens, heads, head_dim]; keys, values: [blocks, BLOCK, kv_heads, head_dim], this
-    step's tokens already written. window: how many tokens a query sees, itself included; None for
-    all before it. Returns [tokens, heads, head_dim].
+    queries: [tokens, heads, head_dim]; kv: what the slots hold, this step's tokens already written.
+    window: how many tokens a query sees, itself included; None for all before it. Returns
+    [tokens, heads, head_dim].
     """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._plans: dict[int | None, _Plan] = {}
 
-    def __call__(
-        self, queries: Tensor, keys: Tensor, values: Tensor, window: int | None = None
-    ) -> Tensor:
+    def __call__(self, queries: Tensor, kv: LayerKV, window: int | None = None) -> Tensor:
         if window not in self._plans:
             self._plans[window] = _Plan(self._batch, window)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [slots, kv_heads, head_dim]
         out = torch.empty_like(queries)
         for part in self._plans[window].parts:
-            part.attend(queries, keys, values, out)
+            part.attend(queries, kv, out)
         return out
 
 
@@ -95,11 +93,9 @@ class _Decodes:
         self._slots = torch.from_numpy(slots.ravel())
         self._mask = None if held.all() else _mask(held)[:, None, None, :]  # [R, 1, 1, T]
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-        kv_heads = keys.shape[1]
-        q = queries[self._tokens].unflatten(1, (kv_heads, -1))  # [R, kv_heads, group, head_dim]
-        k = keys.index_select(0, self._slots).unflatten(0, self._shape)
-        v = values.index_select(0, self._slots).unflatten(0, self._shape)
+    def attend(self, queries: Tensor, kv: LayerKV, out: Tensor) -> None:
+        k, v = (read.unflatten(0, self._shape) for read in kv.read(self._slots))
+        q = queries[self._tokens].unflatten(1, (k.shape[2], -1))  # [R, kv_heads, group, head_dim]
         result = functional.scaled_dot_product_attention(
             q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=self._mask
         )
@@ -120,14 +116,12 @@ class _Chunk:
             for start in range(0, count, TILE)
         ]
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    def attend(self, queries: Tensor, kv: LayerKV, out: Tensor) -> None:
+        keys, values = kv.read(self._slots)
         kv_heads = keys.shape[1]
         group = queries.shape[1] // kv_heads
         # [kv_heads, group, T, head_dim]; the group's heads share memory.
-        k, v = (
-            pool.index_select(0, self._slots).transpose(0, 1)[:, None].expand(-1, group, -1, -1)
-            for pool in (keys, values)
-        )
+        k, v = (read.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for read in (keys, values))
         for tile in self._tiles:
             rows = slice(self._first + tile.start, self._first + tile.stop)
             q = queries[rows].unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)

@@ -1,4 +1,4 @@
-"""The CPU backend: a decoder in float32 torch over a paged KV cache."""
+"""The CPU backend: a decoder in float32 torch over a paged KV cache of any format."""
 
 from __future__ import annotations
 
@@ -9,51 +9,69 @@ from os import PathLike
 import torch
 
 from engine.backends.attention import PagedAttention
-from engine.backends.memory import auto_kv_bytes
+from engine.backends.kv_cache import KVCache
+from engine.backends.memory import AUTO_KV_DTYPE, auto_kv_bytes
 from engine.backends.sampler import sample
 from engine.batch import BLOCK, Batch, Int32
+from engine.capacity import KV_DTYPES
 from engine.controls import Sampled, SampleRow
-from engine.errors import ConfigurationError, RowFault
+from engine.errors import RowFault, TooLittleMemory
 from engine.models.config import ModelConfig
-from engine.models.decoder import Inputs, KVCache, forward
+from engine.models.decoder import Inputs, forward
 from engine.models.files import load_weights, read_config
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
-
-FLOAT32_BYTES = 4
 
 
 def create(
     path: str | PathLike[str],
     *,
     kv_memory_bytes: int | None = None,
+    kv_dtype: str = AUTO_KV_DTYPE,
+    offload_memory_bytes: int = 0,
     threads: int | None = None,
 ) -> CPUBackend:
     """Load the model at `path`, a GGUF file or a Hugging Face folder, and set up its KV cache.
 
-    kv_memory_bytes: None for `auto_kv_bytes()`. threads: of torch, for the whole process; None
-    leaves torch's choice. Raises ModelError for a model that cannot be served,
-    ConfigurationError if the memory does not hold one block.
+    kv_memory_bytes: None for `auto_kv_bytes()`. kv_dtype: a name in `kv_cache.FORMATS`.
+    offload_memory_bytes: for blocks that are put away; 0 for none. threads: of torch, for the whole
+    process; None leaves torch's choice. Raises ModelError for a model that cannot be served,
+    TooLittleMemory if one of the memories does not hold one block.
     """
     config = read_config(path)
     memory = auto_kv_bytes() if kv_memory_bytes is None else kv_memory_bytes
-    block_bytes = BLOCK * config.kv_bytes_per_token(FLOAT32_BYTES)
+    block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
     if memory < block_bytes:
-        raise ConfigurationError(
-            f"{memory} bytes of KV memory do not hold one block of this model ({block_bytes} bytes)"
-        )
+        raise TooLittleMemory("kv_memory", memory, block_bytes, kv_dtype)
+    if 0 < offload_memory_bytes < block_bytes:
+        raise TooLittleMemory("offload_memory", offload_memory_bytes, block_bytes, kv_dtype)
     if threads is not None:
         torch.set_num_threads(threads)
-    return CPUBackend(load_weights(path, config), config, memory // block_bytes)
+    return CPUBackend(
+        load_weights(path, config),
+        config,
+        memory // block_bytes,
+        kv_dtype=kv_dtype,
+        host_blocks=offload_memory_bytes // block_bytes,
+    )
 
 
 class CPUBackend:
-    """Computes each batch while it is submitted (the Backend protocol at depth 0 and 1)."""
+    """Computes each batch while it is submitted (the Backend protocol at depth 0 and 1).
 
-    def __init__(self, weights: Weights, config: ModelConfig, total_blocks: int) -> None:
-        shape = (config.layers, total_blocks, BLOCK, config.kv_heads, config.head_dim)
-        # Not filled: memory that no token has reached yet stays with the operating system.
-        self.cache = KVCache(torch.empty(shape), torch.empty(shape))
+    kv_dtype: a name in `kv_cache.FORMATS`. host_blocks: room for blocks that are put away.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        total_blocks: int,
+        *,
+        kv_dtype: str = AUTO_KV_DTYPE,
+        host_blocks: int = 0,
+    ) -> None:
+        self.cache = KVCache(config, total_blocks, kv_dtype, host_blocks)
         self._weights = weights
         self._config = config
         self._rope = rope_table(config)
@@ -64,25 +82,23 @@ class CPUBackend:
 
     @property
     def total_blocks(self) -> int:
-        return self.cache.keys.shape[1]
+        return self.cache.blocks
 
     @property
     def host_blocks(self) -> int:
-        return 0
+        return self.cache.host_blocks
 
     @property
     def move_seconds(self) -> float:
-        return 0.0
+        return self.cache.move_seconds
 
     def submit(self, batch: Batch) -> int:
-        if batch.offloads or batch.restores:
-            raise ValueError("the CPU backend has no host memory to offload blocks to")
-        self._copy_blocks(batch.copies)
+        self.cache.move(batch)
         logits = forward(
             self._weights,
             self._config,
             self._rope,
-            self.cache,
+            self.cache.layers,
             self._inputs(batch),
             PagedAttention(batch),
         )
@@ -105,7 +121,7 @@ class CPUBackend:
         return self._sampled.pop(ticket)
 
     def close(self) -> None:
-        self.cache = KVCache(torch.empty(0, 0), torch.empty(0, 0))
+        self.cache = KVCache(self._config, 0)
         self._computed.clear()
         self._sampled.clear()
 
@@ -133,12 +149,6 @@ class CPUBackend:
             row if token >= 0 else replace(row, tokens=[*row.tokens, self._last_tokens[-1 - token]])
             for row, token in zip(rows, newest, strict=True)
         ]
-
-    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            sources, destinations = (list(blocks) for blocks in zip(*copies, strict=True))
-            for pool in (self.cache.keys, self.cache.values):
-                pool[:, destinations] = pool[:, sources]
 
 
 def _index(array: Int32) -> torch.Tensor:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 MAX_AUTO_KV_BYTES = 2 << 30
 
+AUTO_KV_DTYPE = "float32"
+"""The format of the CPU backend's KV cache when nobody names one."""
+
 
 def auto_kv_bytes(root: Path = Path("/")) -> int:
     """Bytes for the KV cache when nobody says how many: half of what the process may use, at

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from engine.capacity import KvDtype
+
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
@@ -102,6 +104,6 @@ class ModelConfig:
         """The window of each layer."""
         return self.windows or (None,) * self.layers
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+    def kv_bytes_per_token(self, dtype: KvDtype) -> int:
         """Bytes that the keys and values of one token take over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+        return 2 * self.layers * self.kv_heads * dtype.vector_bytes(self.head_dim)

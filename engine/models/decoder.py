@@ -1,7 +1,7 @@
 """The decoder of Llama, Mistral, Qwen2 and Qwen3 over a flattened batch.
 
-    n tokens of the step, of any rows      x            [n, hidden]
-    keys and values of all tokens          cache        [layers, blocks, BLOCK, kv_heads, head_dim]
+    n tokens of the step, of any rows      x                  [n, hidden]
+    their new keys and values              cache[layer]       written at `slots`, one a token
 
 Nothing here knows about prefill and decode; what a token may see is the attention's business. What
 a model does not have (a bias, a norm of queries and keys) is None in its weights.
@@ -9,6 +9,7 @@ a model does not have (a bias, a norm of queries and keys) is None in its weight
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,23 +22,27 @@ from engine.models.rope import RopeTable, rotate
 from engine.models.weights import LayerWeights, Weights
 
 
+class LayerKV(Protocol):
+    """Keys and values of one layer, each in its slot, in whatever format."""
+
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values [n, kv_heads, head_dim] in `slots` [n]."""
+        ...
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, kv_heads, head_dim] of `slots` [n], as they were or nearly so."""
+        ...
+
+
 class Attention(Protocol):
     """Attention of the step's tokens over everything in the cache that they may see."""
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-        """queries [n, heads, head_dim] over one layer's pools; returns [n, heads, head_dim].
+    def __call__(self, queries: Tensor, kv: LayerKV, window: int | None) -> Tensor:
+        """queries [n, heads, head_dim] over one layer's cache; returns [n, heads, head_dim].
 
         window: how many tokens a query sees, itself included; None for all.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Keys and values of every block, [layers, blocks, BLOCK, kv_heads, head_dim] each."""
-
-    keys: Tensor
-    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ def forward(
     weights: Weights,
     config: ModelConfig,
     rope: RopeTable,
-    cache: KVCache,
+    cache: Sequence[LayerKV],
     inputs: Inputs,
     attention: Attention,
 ) -> Tensor:
@@ -64,14 +69,11 @@ def forward(
     cos = rope.cos[inputs.positions].unsqueeze(1)  # [n, 1, head_dim / 2]
     sin = rope.sin[inputs.positions].unsqueeze(1)
     x = functional.embedding(inputs.tokens, weights.embedding)
-    for layer, keys, values, window in zip(
-        weights.layers, cache.keys, cache.values, config.layer_windows, strict=True
-    ):
+    for layer, kv, window in zip(weights.layers, cache, config.layer_windows, strict=True):
         q, k, v = _project(_norm(x, layer.attn_norm, config), layer, config)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        _write(keys, k, inputs.slots)
-        _write(values, v, inputs.slots)
-        seen = attention(q, keys, values, window).flatten(1)
+        kv.write(inputs.slots, k, v)
+        seen = attention(q, kv, window).flatten(1)
         x = x + functional.linear(seen, layer.attn_out, layer.attn_out_bias)
         x = x + _mlp(_norm(x, layer.ffn_norm, config), layer)
     last = _norm(x[inputs.logit_rows], weights.norm, config)
@@ -90,11 +92,6 @@ def _project(h: Tensor, layer: LayerWeights, config: ModelConfig) -> tuple[Tenso
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = _norm(q, layer.q_norm, config), _norm(k, layer.k_norm, config)
     return q, k, v
-
-
-def _write(pool: Tensor, new: Tensor, slots: Tensor) -> None:
-    """Put new [n, kv_heads, head_dim] into one layer's pool [blocks, BLOCK, kv_heads, head_dim]."""
-    pool.flatten(0, 1).index_copy_(0, slots, new)
 
 
 def _mlp(h: Tensor, layer: LayerWeights) -> Tensor:

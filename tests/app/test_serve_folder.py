@@ -1,14 +1,19 @@
 """`octavo serve` with a Hugging Face folder: what a client reads is what transformers generates."""
 
 import json
+import signal
 from pathlib import Path
 
 import httpx2
 import pytest
 import torch
+from rich.console import Console
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from app.compose import compose
+from app.config import load_config
 from app.text.files import load_tokenizer
+from engine.errors import ConfigurationError
 from tests.app.test_serve import serving
 from tests.app.text.tiny_tokenizers import train, write_folder
 
@@ -80,3 +85,31 @@ def test_a_folder_that_lacks_a_file_is_one_message(folder: Path, tmp_path: Path,
     assert message.startswith("Error: ")
     assert name in message
     assert "Traceback" not in message
+
+
+def test_the_format_of_the_kv_cache_decides_how_many_blocks_there_are(folder: Path, tmp_path: Path):
+    token = 2 * 2 * 2 * (16 + 4)  # K and V, layers, heads, vector and scale
+    wanted = {"engine.kv_dtype": "int8", "model.path": folder}
+    with serving(tmp_path, *CPU, *(f"--set={key}={value}" for key, value in wanted.items())) as one:
+        url = one.ready()
+        body = {"model": NAME, "prompt": "The quick fox", "max_tokens": 5, "ignore_eos": True}
+        reply = httpx2.post(url + "/v1/completions", json=body).json()
+        assert reply["usage"]["completion_tokens"] == 5
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+        (line,) = [json.loads(line) for line in one.lines if "ready to serve" in line]
+    assert (line["kv_dtype"], line["kv_blocks"]) == ("int8", 2**24 // (16 * token))
+
+
+def test_memory_for_less_than_one_block_is_a_message_that_names_the_knob(folder: Path):
+    wanted = {
+        "engine.backend": "cpu",
+        "engine.kv_memory": 2559,
+        "engine.kv_dtype": "int8",
+        "model.path": folder,
+    }
+    config = load_config(overrides=[f"{key}={value}" for key, value in wanted.items()])
+    with pytest.raises(ConfigurationError) as caught:
+        compose(config, Console(stderr=True))
+    says = "2559 bytes do not hold one block of this model, 2560 bytes in int8"
+    assert str(caught.value) == f"engine.kv_memory: {says}"

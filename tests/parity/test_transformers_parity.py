@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from engine.backends.attention import PagedAttention
+from engine.backends.kv_cache import KVCache
 from engine.batch import Batch
 from engine.models.config import ModelConfig
-from engine.models.decoder import Inputs, KVCache, forward
+from engine.models.decoder import Inputs, forward
 from engine.models.files import load_weights, read_config
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
 from tests.engine.backends.batches import Work, make_batch
+from tests.engine.backends.caches import poison
 from tests.engine.models.tiny_models import KINDS, VOCAB, logits_of, random_model, write_twin
 
 BLOCKS = 24
@@ -38,12 +40,12 @@ FORMS = [
 
 
 class Engine:
-    """The decoder over a NaN-filled cache whose blocks are handed out in random order."""
+    """The decoder over a poisoned cache whose blocks are handed out in random order."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kv_dtype: str) -> None:
         self._config, self._weights = config, weights
-        shape = (config.layers, BLOCKS, 16, config.kv_heads, config.head_dim)
-        self._cache = KVCache(*(torch.full(shape, torch.nan) for _ in range(2)))
+        self._cache = KVCache(config, BLOCKS, kv_dtype)
+        poison(self._cache.parts)
         self._blocks = random.Random(0).sample(range(BLOCKS), BLOCKS)
 
     def table(self, tokens: int) -> list[int]:
@@ -58,8 +60,8 @@ class Engine:
             logit_rows=torch.arange(batch.tokens),
         )
         rope = rope_table(self._config)
-        attention = PagedAttention(batch)
-        return forward(self._weights, self._config, rope, self._cache, inputs, attention).numpy()
+        layers, attention = self._cache.layers, PagedAttention(batch)
+        return forward(self._weights, self._config, rope, layers, inputs, attention).numpy()
 
     def whole(self, prompt: list[int]) -> np.ndarray:
         return self.logits(make_batch([Work(self.table(len(prompt)), 0, prompt)]))
@@ -73,10 +75,10 @@ class Saved:
     gguf: Path
     expected: np.ndarray
 
-    def engine(self, form: str) -> Engine:
+    def engine(self, form: str, kv_dtype: str = "float32") -> Engine:
         path = self.folder if form == "folder" else self.gguf
         config = read_config(path)
-        return Engine(config, load_weights(path, config))
+        return Engine(config, load_weights(path, config), kv_dtype)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,6 +146,23 @@ def test_a_prompt_in_chunks_beside_other_rows(saved, kind: str, form: str, chunk
         logits = engine.logits(make_batch([before, mine, after]))
         found.append(logits[len(before.tokens) :][: len(mine.tokens)])
     assert_close(np.concatenate(found), model.expected)
+
+
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("bfloat16", 0.05), ("int8", 0.1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_in_chunks_over_a_smaller_cache(saved, kind: str, kv_dtype: str, tolerance: float):
+    """In norm over each token's logits; these random models attend more sharply than real ones."""
+    model = saved(kind)
+    engine = model.engine("folder", kv_dtype)
+    table = engine.table(70)
+    found = np.concatenate(
+        [
+            engine.logits(make_batch([Work(table, start, PROMPT[start : start + 33])]))
+            for start in range(0, 70, 33)
+        ]
+    )
+    off = np.linalg.norm(found - model.expected, axis=1)
+    assert (off < tolerance * np.linalg.norm(model.expected, axis=1)).all()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NO_GGUF])

@@ -178,6 +178,11 @@ def test_a_duplicate_inside_a_policy_parameter_is_an_error() -> None:
         ("engine.kv_memory=0", "a size such as 512MiB or 2GiB; got 0"),
         ("engine.kv_memory=true", "a size such as 512MiB or 2GiB; got true"),
         (
+            "engine.kv_dtype=int9",
+            'engine.kv_dtype: expected auto, float32, bfloat16 or int8; got "int9";'
+            " did you mean int8?",
+        ),
+        (
             "engine.backend=cuda",
             "engine.backend: the cuda backend is not built yet; use auto, cpu or simulated;"
             ' got "cuda"',

@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from engine.backends.cpu import CPUBackend, create
+from engine.backends.kv_cache import FORMATS
 from engine.batch import BLOCK, Batch
+from engine.capacity import KV_DTYPES
 from engine.controls import RowControls, Sampled, SampleRow
-from engine.errors import ConfigurationError, ModelError, RowFault
+from engine.errors import ModelError, RowFault, TooLittleMemory
+from engine.models.config import ModelConfig
 from engine.models.gguf import load_weights, read_config
+from engine.models.weights import Weights
 from tests.engine.backends.batches import Work, greedy_rows, make_batch
+from tests.engine.backends.caches import poison
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
 
 PROMPT = [int(t) for t in np.random.default_rng(0).integers(0, CONFIG.vocab, 40)]
@@ -25,15 +30,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def model(path: Path) -> tuple[Weights, ModelConfig]:
+    config = read_config(path)
+    return load_weights(path, config), config
+
+
 @pytest.fixture
-def backend_of(path: Path) -> Callable[[int], CPUBackend]:
+def backend_of(model: tuple[Weights, ModelConfig]) -> Callable[[int], CPUBackend]:
     """Makes a backend of so many blocks, every slot of which is NaN until it is written."""
 
     def make(blocks: int) -> CPUBackend:
-        config = read_config(path)
-        backend = CPUBackend(load_weights(path, config), config, blocks)
-        backend.cache.keys.fill_(torch.nan)
-        backend.cache.values.fill_(torch.nan)
+        backend = CPUBackend(*model, blocks)
+        poison(backend.cache.parts)
         return backend
 
     return make
@@ -92,11 +101,12 @@ def test_copied_blocks_are_copied_before_anything_is_written(backend_of):
 def test_a_copy_leaves_its_source_as_it_was(backend_of):
     backend = backend_of(6)
     step(backend, make_batch([Work([0, 1, 2], 0, PROMPT)]))
-    before = backend.cache.keys[:, 2, :8].clone()
+    (keys,) = backend.cache.keys
+    before = keys[:, 2, :8].clone()
     step(backend, make_batch([Work([0, 1, 5], 38, [1, 2])], copies=[(2, 5)]))
-    assert torch.equal(backend.cache.keys[:, 2, :8], before)
-    assert torch.equal(backend.cache.keys[:, 5, :6], before[:, :6])
-    assert not torch.equal(backend.cache.keys[:, 5, 6:8], before[:, 6:8])
+    assert torch.equal(keys[:, 2, :8], before)
+    assert torch.equal(keys[:, 5, :6], before[:, :6])
+    assert not torch.equal(keys[:, 5, 6:8], before[:, 6:8])
 
 
 def test_a_token_in_flight_is_the_result_of_the_step_before(backend_of):
@@ -125,7 +135,7 @@ def test_each_row_is_sampled_under_its_own_controls(backend_of):
 def test_a_fault_names_rows_of_the_batch_and_not_of_the_samples(backend_of):
     backend = backend_of(6)
     step(backend, make_batch([Work([3], 0, [5])]))
-    backend.cache.values[0, 3, 0] = torch.nan
+    backend.cache.values[0][0, 3, 0] = torch.nan
     batch = make_batch(
         [
             Work([0, 1, 2], 0, PROMPT[:9], samples=False),
@@ -138,22 +148,51 @@ def test_a_fault_names_rows_of_the_batch_and_not_of_the_samples(backend_of):
     assert caught.value.rows == (2,)
 
 
-def test_a_batch_that_moves_blocks_to_the_host_is_refused(backend_of):
-    batch = make_batch([Work([0], 0, [1])])
-    moved = Batch(**{f: getattr(batch, f) for f in Batch.__slots__} | {"offloads": ((0, 0),)})
-    with pytest.raises(ValueError, match="no host memory"):
-        backend_of(1).submit(moved)
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+def test_blocks_that_were_put_away_and_brought_back_say_the_same(model, kv_dtype: str):
+    def fresh() -> CPUBackend:
+        backend = CPUBackend(*model, 6, kv_dtype=kv_dtype, host_blocks=4)
+        poison(backend.cache.parts)
+        return backend
+
+    stayed, moved = fresh(), fresh()
+    for backend in (stayed, moved):
+        step(backend, make_batch([Work([0, 1, 2], 0, PROMPT)]))
+    away = make_batch([Work([0], 0, PROMPT[:9])], offloads=[(0, 2), (1, 0), (2, 3)])
+    step(moved, away)  # which takes block 0 at once
+    controls = RowControls(temperature=0, logprobs=5)
+    onward = make_batch([Work([0, 1, 2], 40, [7])])
+    back = make_batch([Work([4, 5, 1], 40, [7])], restores=[(2, 4), (0, 5), (3, 1)])
+    assert step(moved, back, controls) == step(stayed, onward, controls)
 
 
-def test_memory_is_cut_into_whole_blocks(path: Path):
-    block = BLOCK * read_config(path).kv_bytes_per_token(4)
-    assert create(path, kv_memory_bytes=3 * block + 1).total_blocks == 3
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+def test_memory_is_cut_into_whole_blocks(path: Path, kv_dtype: str):
+    block = BLOCK * read_config(path).kv_bytes_per_token(KV_DTYPES[kv_dtype])
+    backend = create(
+        path, kv_memory_bytes=3 * block + 1, kv_dtype=kv_dtype, offload_memory_bytes=3 * block - 1
+    )
+    assert (backend.total_blocks, backend.host_blocks) == (3, 2)
 
 
-def test_memory_for_less_than_one_block_is_refused(path: Path):
-    block = BLOCK * read_config(path).kv_bytes_per_token(4)
-    with pytest.raises(ConfigurationError, match="do not hold one block"):
-        create(path, kv_memory_bytes=block - 1)
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+def test_memory_for_less_than_one_block_is_refused(path: Path, kv_dtype: str):
+    block = BLOCK * read_config(path).kv_bytes_per_token(KV_DTYPES[kv_dtype])
+    says = f"{block - 1} bytes do not hold one block of this model, {block} bytes in {kv_dtype}"
+    for sizes in ((block - 1, block), (block, block - 1)):
+        with pytest.raises(TooLittleMemory, match=says) as caught:
+            create(
+                path,
+                kv_memory_bytes=sizes[0],
+                offload_memory_bytes=sizes[1],
+                kv_dtype=kv_dtype,
+            )
+        assert caught.value.knob == ("kv_memory" if sizes[0] < block else "offload_memory")
+
+
+def test_without_offload_memory_nothing_is_put_away(path: Path):
+    backend = create(path, kv_memory_bytes=1 << 20)
+    assert (backend.host_blocks, backend.move_seconds) == (0, 0)
 
 
 def test_threads_are_set_for_torch(path: Path):
