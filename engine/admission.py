@@ -79,14 +79,21 @@ class Admission:
             self._closed.add(head.slo_class)
             self._roster.waiting.closed.add(head.slo_class)
             return False
+        oldest = self._is_oldest(head)  # before it displaces anybody, who may be older
         gave_way = head in self._plan.gave_way  # or two could take turns without end
         if gave_way or not (planner.fits(head) or planner.displace_for(head, self._plan)):
             self._set_aside(head)
             return False
         if not self._judge(head):
             return False
-        self._start(head)
+        self._start(head, oldest=oldest)
         return True
+
+    def _is_oldest(self, head: Request) -> bool:
+        """Whether it holds the lowest ticket of those who could be admitted."""
+        return self._roster.waiting.oldest() is head and all(
+            head.ticket < request.ticket for request in self._aside
+        )
 
     def _set_aside(self, head: Request) -> None:
         """A head that does not fit: others may pass if the policy says so and nothing is owed."""
@@ -124,11 +131,8 @@ class Admission:
             return False
         return True
 
-    def _start(self, head: Request) -> None:
+    def _start(self, head: Request, *, oldest: bool) -> None:
         roster = self._roster
-        oldest = roster.waiting.oldest() is head and all(
-            head.ticket < request.ticket for request in self._aside
-        )
         self._guard.admitted(oldest=oldest, forced=self._forced)
         memory = self._planner.memory
         found = memory.found(head)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.engines import GREEDY, NO_CPU_LIMIT, Harness
-from support.odd_policies import ODD_POLICIES
+from support.odd_policies import ODD_POLICIES, Displacing
 
 from engine.limits import ClassLimits
 from engine.outputs import FinishReason
@@ -255,6 +255,12 @@ def test_invariants_hold_and_every_request_ends_with_its_own_tokens(
     policy, depth, arrivals, setup
 ) -> None:
     run(policy, depth, arrivals, setup)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_admission_owed_to_the_oldest_counts_although_it_displaces_somebody_older(depth) -> None:
+    numbers = (100730, 100730, 3298755, 7043750, 0, 0, 0)
+    run(Displacing, depth, list(map(arrival, numbers)), {"blocks": 7, "budget": 3, "rows": 5})
 
 
 @pytest.mark.slow
