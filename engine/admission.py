@@ -79,12 +79,12 @@ class Admission:
             self._closed.add(head.slo_class)
             self._roster.waiting.closed.add(head.slo_class)
             return False
+        if not self._judge(head):
+            return False
         oldest = self._is_oldest(head)  # before it displaces anybody, who may be older
         gave_way = head in self._plan.gave_way  # or two could take turns without end
         if gave_way or not (planner.fits(head) or planner.displace_for(head, self._plan)):
             self._set_aside(head)
-            return False
-        if not self._judge(head):
             return False
         self._start(head, oldest=oldest)
         return True
@@ -106,7 +106,7 @@ class Admission:
         self._aside.append(head)
 
     def _judge(self, head: Request) -> bool:
-        """Ask the policy once more about the head about to run. False if it is head no more.
+        """Ask the policy once more, whether or not the head fits. False if it is head no more.
 
         Who was preempted is not asked about again: its client is reading already.
         """

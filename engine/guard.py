@@ -44,6 +44,7 @@ ASKED = (
     "pick",
     "rank",
     "share",
+    "chunk",
     "backfill",
     "may_wait",
     "victim",
@@ -157,6 +158,7 @@ class Guard:
         own = {name for name in ASKED if getattr(kind, name) is not getattr(Policy, name)}
         self._own = own | ({"rank"} if "key" in own else set())
         self.may_skip_decodes = kind.may_wait is not Policy.may_wait
+        self.sizes_chunks = kind.chunk is not Policy.chunk
         self.displaces_anybody = kind.displaces is not Policy.displaces
         self.observes = kind.observe is not Policy.observe
         self.orders_victims = kind.victim is not Policy.victim
@@ -260,6 +262,14 @@ class Guard:
             )
 
         return self._ask("share", read, step)
+
+    def chunk(self, request: RequestView, start: int, most: int, step: StepView) -> int:
+        """How many of `most` >= 1 tokens of a prompt the policy lets this step compute."""
+
+        def read(count: Any) -> int:
+            return max(0, min(most, _whole(count)))
+
+        return self._ask("chunk", read, request, start, most, step) if self.sizes_chunks else most
 
     def backfill(self, step: StepView) -> int:
         return self._ask("backfill", lambda passes: max(0, _whole(passes)), step)

@@ -53,7 +53,7 @@ class Planner:
             # Whatever the policy wants: no empty step while somebody could run.
             everything = Share(budget, budget, budget)
             self._grant_decodes(plan, everything, Owed(len(roster.decoding), 0), step)
-            self._grant_prompts(plan, everything, NOTHING, step)
+            self._grant_prompts(plan, everything, Owed(0, budget), step)
         self.window.granted(number, plan.prompt_tokens)
         return plan
 
@@ -132,25 +132,44 @@ class Planner:
                         running.extendleft(reversed(head.open_sequences))
                 elif running:
                     sequence = running.popleft()
-                    if sequence in self.roster.prefilling:  # else it gave way to an earlier one
-                        chunk = max(share.chunk, owed.prompt_tokens - plan.prompt_tokens)
-                        self._grant_prompt(sequence, min(chunk, left), plan)
+                    still_owed = owed.prompt_tokens - plan.prompt_tokens
+                    most = min(max(share.chunk, still_owed), left)
+                    if not self._grant_prompt(sequence, most, still_owed, plan, step):
+                        return
                 else:
                     return
         finally:
             door.close()
 
-    def _grant_prompt(self, sequence: Sequence, most: int, plan: Plan) -> None:
-        """Up to `most` tokens of one running prompt."""
+    def _grant_prompt(
+        self, sequence: Sequence, most: int, owed: int, plan: Plan, step: StepProxy
+    ) -> bool:
+        """Up to `most` tokens of one running prompt; False if the policy ends prompt work here."""
+        if sequence not in self.roster.prefilling:
+            return True  # it gave way to an earlier one
         grouped = sequence.reached == 0 and sequence.request.submission.n > 1
         if grouped and not self._may_start(sequence):
-            return
-        count = self._grow(sequence, min(sequence.remaining, most), plan)
+            return True
+        most = min(sequence.remaining, most)
+        if most < 1:
+            return True
+        count = self._chunk(sequence, most, owed, step)
+        if count < 1:
+            return False
+        count = self._grow(sequence, count, plan)
         if count:
             plan.grant(sequence, count)
             plan.prompt_tokens += count
             sequence.last_served = plan.step
             self.roster.log("chunk", sequence.request.id, sequence.index, count)
+        return True
+
+    def _chunk(self, sequence: Sequence, most: int, owed: int, step: StepProxy) -> int:
+        """How many of `most` tokens the policy wants computed, or as many as the step owes."""
+        if not self.guard.sizes_chunks:
+            return most
+        count = self.guard.chunk(sequence.request.view, sequence.reached, most, step)
+        return max(count, min(owed, most))
 
     def _rank(self, sequence: Sequence) -> tuple[object, int, int]:
         request = sequence.request

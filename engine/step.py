@@ -65,7 +65,7 @@ class StepProxy:
 
     @property
     def decoding(self) -> int:
-        return sum(r.phase is Phase.DECODE for r in self._roster.running.values())
+        return len(self._roster.decoding)
 
     @property
     def decode_kv_tokens(self) -> int:

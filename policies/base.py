@@ -142,7 +142,10 @@ class StepView(Protocol):
         ...
 
     @property
-    def decoding(self) -> int: ...
+    def decoding(self) -> int:
+        """Running decodes, each a row: a request with several sequences may have several."""
+        ...
+
     @property
     def decode_kv_tokens(self) -> int:
         """KV tokens that the running decodes will read in this step."""
@@ -310,7 +313,10 @@ class Policy:
         self.services = services
 
     def admit(self, request: RequestView, step: StepView) -> Verdict:
-        """Judge a request at the door, and again as the head about to run."""
+        """Judge a request at the door, and again whenever it is the head about to be let in.
+
+        Also before anybody knows whether it fits: who is refused need not wait for blocks first.
+        """
         return ACCEPT
 
     def flow(self, request: RequestView) -> Hashable:
@@ -332,6 +338,14 @@ class Policy:
     def share(self, step: StepView) -> Share:
         """Split the step's token budget."""
         return Share(decode=step.budget, prompt=step.budget, chunk=step.budget)
+
+    def chunk(self, request: RequestView, start: int, most: int, step: StepView) -> int:
+        """How many of `most` tokens, from position `start` of a sequence, this step computes.
+
+        Asked once for each prompt that gets a turn, after the decodes have been granted; `most` is
+        what it lacks, or what the shares leave it. 0 ends the prompt work of the step.
+        """
+        return most
 
     def backfill(self, step: StepView) -> int:
         """How many requests may pass a head that does not fit."""

@@ -9,12 +9,14 @@ from engine.inbox import Inspect, Reconfigure
 from engine.limits import ClassLimits
 from engine.outputs import FailureKind, FinishReason
 from policies.base import (
+    ACCEPT,
     Admitted,
     Arrived,
     Cancelled,
     Finished,
     Policy,
     Preempted,
+    Reject,
     StepDone,
     Tokens,
 )
@@ -205,6 +207,77 @@ def test_decodes_skip_the_steps_in_which_they_may_wait() -> None:
         if any(row.request == short for row in batch.rows)
     ]
     assert all(step % 3 == 0 for step in served[:4])
+
+
+class Chunking(Policy):
+    """Chunks of 6 tokens where a prompt has at least 6 to go, of 2 otherwise; 10 a step at most."""
+
+    def share(self, step):
+        self.left = 10
+        self.asked = []
+        return super().share(step)
+
+    def chunk(self, request, start, most, step):
+        self.asked.append((request.id, start, most))
+        count = min(self.left, 6 if most >= 6 else 2)
+        self.left -= count
+        return count
+
+
+def test_the_policy_sizes_each_chunk_and_ends_the_prompt_work_of_a_step_with_0() -> None:
+    harness = Harness(policy=Chunking, budget=32)
+    requests = [harness.submit(15, max_tokens=1) for _ in range(3)]
+    harness.step()
+    assert harness.policy.asked == [(1, 0, 15), (2, 0, 15), (3, 0, 15)]
+    assert [row.count for row in harness.backend.batches[0].rows] == [6, 4]
+    harness.step()
+    assert harness.policy.asked == [(1, 6, 9), (2, 4, 11), (3, 0, 15)]
+    harness.run()
+    assert all(len(harness.tokens(request)) == 1 for request in requests)
+
+
+class NoChunks(Policy):
+    def chunk(self, request, start, most, step):
+        return 0
+
+
+def test_prompts_go_on_although_the_policy_gives_them_nothing() -> None:
+    harness = Harness(policy=NoChunks, budget=8)
+    alone = harness.submit(20, max_tokens=40)
+    for _ in range(3):
+        harness.step()
+    assert len(harness.tokens(alone)) == 1
+    late = harness.submit(20, max_tokens=2)
+    harness.run()
+    assert len(harness.tokens(late)) == 2
+    assert harness.outputs[late, 0][-1].at < harness.outputs[alone, 0][-1].at
+
+
+class Doorman(Policy):
+    """Refuses long prompts once somebody runs."""
+
+    def admit(self, request, step):
+        return Reject("no room") if step.decoding and request.prompt > 10 else ACCEPT
+
+
+def test_a_head_is_judged_although_it_does_not_fit() -> None:
+    harness = Harness(policy=Doorman, rows=1)
+    running, refused = harness.submit(4, max_tokens=9), harness.submit(20)
+    harness.step()
+    harness.step()
+    assert harness.end(running) is None
+    assert harness.end(refused).failure.message == "no room"
+
+
+def test_a_step_counts_the_decodes_of_a_group_one_by_one() -> None:
+    harness = Harness(policy=Listening)
+    seen = []
+    harness.policy.share = lambda step: (
+        seen.append(step.decoding) or Policy.share(harness.policy, step)
+    )
+    harness.submit(4, max_tokens=4, n=3)
+    harness.run()
+    assert max(seen) == 3
 
 
 # ---------------------------------------------------------------- classes and deadlines

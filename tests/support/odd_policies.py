@@ -183,6 +183,9 @@ class Nonsense(Policy):
     def share(self, step):
         return [Share(-5, 10**9, -1), None, Share("a", 1, 1), Share(1, 1, 1)][step.index % 4]
 
+    def chunk(self, request, start, most, step):
+        return ["much", -3, 10**9, 0][step.index % 4]
+
     def backfill(self, step):
         return "two"
 
