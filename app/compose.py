@@ -30,6 +30,7 @@ from app.service import Service
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
+from engine.allocation import ALLOCATIONS
 from engine.backends import LoadedModel, load_on_cpu
 from engine.backends.memory import AUTO_KV_DTYPE, auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
@@ -161,6 +162,7 @@ def _announce(config: Config, path: Path | None, model: LoadedModel) -> None:
         max_model_len=config.model.max_model_len or model.context_length,
         policy=config.scheduler.policy,
         depth=config.engine.depth,
+        allocation=config.engine.allocation,
     )
 
 
@@ -211,7 +213,12 @@ def _engine(
     )
     pool = BlockPool(model.backend.total_blocks)
     scheduler = Scheduler(
-        policy, pool, limits, guard=_guard(config), prefix_cache=config.engine.prefix_cache
+        policy,
+        pool,
+        limits,
+        guard=_guard(config),
+        prefix_cache=config.engine.caches_prefixes,
+        allocation=ALLOCATIONS[config.engine.allocation],
     )
     return Engine(
         scheduler=scheduler,

@@ -147,7 +147,7 @@ class Admission:
             roster.counters.cached_tokens += cached
         roster.counters.recomputed_tokens += recomputed
         roster.start(head)
-        memory.adopt(head.open_sequences[0], found)
+        memory.begin(head, found)
         roster.log("admit", head.id, self._forced, recomputed)
         roster.events.append(Admitted(head.view, known - max(again, cached), recomputed))
         roster.notify()

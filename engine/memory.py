@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK
 from engine.blocks import BlockPool, blocks_for
 from engine.moves import Moves
@@ -15,12 +16,16 @@ class KVMemory:
     Blocks that a step in flight may still write are not given back at once: they wait in the
     `limbo` of the step launched last and return when it has landed. moves: what the step being
     planned copies first. cache: whether full blocks are published, and found again by requests
-    that begin alike.
+    that begin alike. allocation: how many blocks a running sequence holds. Raises ValueError for a
+    cache without sharing.
     """
 
-    def __init__(self, pool: BlockPool, *, cache: bool) -> None:
+    def __init__(self, pool: BlockPool, *, cache: bool, allocation: Allocation = PAGED) -> None:
+        if cache and not allocation.shares:
+            raise ValueError("a prefix cache needs an allocation that shares blocks")
         self.pool = pool
         self.cache = cache
+        self.allocation = allocation
         self.moves = Moves(pool)
         self.limbo: list[int] = []
 
@@ -28,7 +33,7 @@ class KVMemory:
 
     def needs(self, sequence: Sequence, count: int) -> int:
         """Blocks to take before `count` more tokens can be written."""
-        return sequence.blocks_missing(sequence.reached + count) + self._copies(sequence)
+        return self._lacks(sequence, sequence.reached + count) + self._copies(sequence)
 
     def room(self, sequence: Sequence) -> int:
         """Tokens by which the sequence could grow with the blocks that are free now."""
@@ -49,8 +54,23 @@ class KVMemory:
             self.moves.copy(shared, table[place], sequence.request)
             self.moves.give(shared)
         sequence.shares_tail = False
-        for _ in range(blocks_for(sequence.reached + count) - len(table)):
-            table.append(self.pool.take())
+        self._hold(sequence, sequence.reached + count)
+
+    def begin(self, request: Request, found: list[int]) -> None:
+        """Let a request that was admitted have cached blocks, and what it holds from the start."""
+        sequences = request.open_sequences
+        self.adopt(sequences[0], found)
+        for sequence in sequences:
+            self._hold(sequence, sequence.computed)
+
+    def _lacks(self, sequence: Sequence, tokens: int) -> int:
+        """Blocks to take so that a running sequence holds what it has to with so many tokens."""
+        return max(0, self.allocation.blocks(sequence, tokens) - len(sequence.table))
+
+    def _hold(self, sequence: Sequence, tokens: int) -> None:
+        """Take what it lacks; it must be free."""
+        for _ in range(self._lacks(sequence, tokens)):
+            sequence.table.append(self.pool.take())
 
     def _copies(self, sequence: Sequence) -> int:
         """1 if the block that the next token goes to must be copied before, else 0."""
@@ -86,16 +106,21 @@ class KVMemory:
         sequence.published = len(blocks)
 
     def fork(self, sequence: Sequence, source: Sequence) -> None:
-        """Let a sequence without blocks share its sibling's prompt; the first write copies.
+        """Let a sequence that has computed nothing take over its sibling's prompt.
 
+        It shares the blocks, and the first write copies; or it has own ones and copies at once.
         The last known token is left to compute, so that there are logits to sample from.
         """
         tokens = self.fork_tokens(sequence)
         blocks = source.table[: blocks_for(tokens)]
+        sequence.computed = tokens
+        if not self.allocation.shares:
+            for theirs, own in zip(blocks, sequence.table, strict=False):
+                self.moves.copy(theirs, own, sequence.request)
+            return
         for block in blocks:
             self.pool.share(block)
         sequence.table.extend(blocks)
-        sequence.computed = tokens
         sequence.published = min(source.published, tokens // BLOCK)
         sequence.shares_tail = source.shares_tail = True
 
@@ -103,6 +128,10 @@ class KVMemory:
     def fork_tokens(sequence: Sequence) -> int:
         """Tokens that a sequence can take over from a sibling."""
         return min(sequence.request.prompt_length, len(sequence.tokens) - 1)
+
+    def _forked(self, sequence: Sequence) -> int:
+        """Full blocks that a sibling which has not started will not have to take."""
+        return self.fork_tokens(sequence) // BLOCK if self.allocation.shares else 0
 
     def publish(self, sequence: Sequence) -> None:
         """Let the blocks that have been filled since be found by others. Their KV is written."""
@@ -134,10 +163,15 @@ class KVMemory:
                 self.moves.give(block)
         sequence.forget()
 
+    def restart(self, sequence: Sequence) -> None:
+        """Give up what a running sequence has computed, of which nothing is in flight."""
+        self.release(sequence)
+        self._hold(sequence, 0)
+
     def trim(self, sequence: Sequence) -> None:
-        """Give back the blocks beyond what is computed."""
+        """Give back the blocks that it holds for tokens which came to nothing."""
         table = sequence.table
-        while len(table) > blocks_for(sequence.computed):
+        while len(table) > self.allocation.blocks(sequence, sequence.computed):
             self.moves.give(table.pop())
 
     def give(self, blocks: list[int]) -> None:
@@ -154,17 +188,17 @@ class KVMemory:
         return sum(references(block) == 1 for s in request.sequences for block in s.table)
 
     def wanted(self, request: Request) -> int:
-        """Blocks that admission asks for: all known tokens, a prompt shared by siblings once."""
+        """Blocks that admission asks for: those of all known tokens, a shared prompt once."""
         sequences = request.open_sequences
-        blocks = sum(blocks_for(len(sequence.tokens)) for sequence in sequences)
-        return blocks - sum(self.fork_tokens(s) // BLOCK for s in sequences[1:])
+        blocks = sum(self.allocation.blocks(s, len(s.tokens)) for s in sequences)
+        return blocks - sum(map(self._forked, sequences[1:]))
 
     def missing(self, sequence: Sequence) -> int:
         """Blocks that a running prompt still needs for the tokens it was admitted with."""
-        missing = sequence.blocks_missing(sequence.prefill_end)
+        missing = self._lacks(sequence, sequence.prefill_end)
         if sequence.reached or sequence is sequence.request.open_sequences[0]:
             return missing + self._copies(sequence)
-        return missing - self.fork_tokens(sequence) // BLOCK
+        return missing - self._forked(sequence)
 
     def committed(self, prefilling: dict[Sequence, None]) -> int:
         """Blocks that running prompts still need."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.batch import BLOCK, Batch, Int32, Row
+from engine.blocks import blocks_for
 from engine.controls import SampleRow
 from engine.moves import Launched
 from engine.request import Request, Sequence
@@ -147,8 +148,8 @@ class _Arrays:
         self.qo_indptr.extend(range(1, len(sequences) + 1))
         self.last_page_len.extend([p % BLOCK + 1 for p in starts])
         indices, indptr = self.kv_indices, self.kv_indptr
-        for sequence in sequences:
-            indices.extend(sequence.table)
+        for sequence, position in both:
+            indices.extend(sequence.table[: position // BLOCK + 1])
             indptr.append(len(indices))
         samples = [p + 1 == len(s.tokens) + s.pending for s, p in both]
         sampled = [number for number, is_sampled in enumerate(samples) if is_sampled]
@@ -173,7 +174,7 @@ class _Arrays:
         self.slots.extend([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)])
         self.qo_indptr.append(len(self.token_ids))
         self.last_page_len.append((end - 1) % BLOCK + 1)
-        self.kv_indices.extend(table)
+        self.kv_indices.extend(table[: blocks_for(end)])  # more may be reserved
         self.kv_indptr.append(len(self.kv_indices))
         return Row(sequence.request.id, sequence.index, start, count, samples)
 

@@ -152,10 +152,14 @@ class Request:
         return sum(sequence.computed for sequence in self.sequences)
 
     @property
+    def tokens_at_most(self) -> int:
+        """Tokens of a sequence with KV at full length. The last one generated needs none."""
+        return self.prompt_length + self.submission.max_tokens - 1
+
+    @property
     def blocks_at_most(self) -> int:
-        """Blocks at full length. The last token generated needs no KV."""
-        submission = self.submission
-        return submission.n * blocks_for(len(submission.prompt) + submission.max_tokens - 1)
+        """Blocks at full length."""
+        return self.submission.n * blocks_for(self.tokens_at_most)
 
     def prompt_source(self) -> Sequence | None:
         """A sequence whose table holds the KV of the whole prompt, for siblings to share."""

@@ -11,8 +11,9 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK, Row
-from engine.blocks import BlockPool, blocks_for
+from engine.blocks import BlockPool
 from engine.controls import Sampled, TokenLogprobs
 from engine.decisions import DecisionSink, no_log
 from engine.guard import Guard, GuardSettings
@@ -68,11 +69,12 @@ class Scheduler:
         guard: GuardSettings | None = None,
         log: DecisionSink = no_log,
         prefix_cache: bool = True,
+        allocation: Allocation = PAGED,
     ) -> None:
         self.limits = limits
         self.log = log
         self.guard = Guard(policy, guard or GuardSettings(), log)
-        self.memory = KVMemory(pool, cache=prefix_cache)
+        self.memory = KVMemory(pool, cache=prefix_cache, allocation=allocation)
         self.counters = Counters()
         self.roster = Roster(self.guard, self.memory, limits, log, self.counters)
         self.planner = Planner(self.roster, self._shed)
@@ -295,10 +297,12 @@ class Scheduler:
     def _start_again(self, request: Request) -> None:
         """Forget what a request computed: blocks were moved for it in a step that came to nothing.
 
-        All its sequences, because they share blocks.
+        All its sequences, because they share blocks. Who waits has started again already.
         """
+        if request.id not in self.roster.running:
+            return
         for sequence in request.open_sequences:
-            self.memory.release(sequence)
+            self.memory.restart(sequence)
             self._back_to_prompt(sequence)
 
     def _back_to_prompt(self, sequence: EngineSequence) -> None:
@@ -372,7 +376,8 @@ class Scheduler:
         for request in self.roster.requests.values():
             self.counters.failed += 1
             self._refuse(request, FinishReason.ERROR, failure, now)
-        self.memory = KVMemory(BlockPool(self.memory.pool.total), cache=self.memory.cache)
+        pool = BlockPool(self.memory.pool.total)
+        self.memory = KVMemory(pool, cache=self.memory.cache, allocation=self.memory.allocation)
         self.roster = Roster(self.guard, self.memory, self.limits, self.log, self.counters)
         self.planner = Planner(self.roster, self._shed)
         self._flights.clear()
@@ -432,8 +437,10 @@ class Scheduler:
         tables.append(self.memory.moves.held())
         self.memory.pool.check(tables)
         assert len(roster.decoding) + len(roster.prefilling) <= self.limits.rows, "E2: rows"
+        running = roster.decoding.keys() | roster.prefilling.keys()
         for sequence in sequences:
-            held = blocks_for(sequence.reached + sequence.scheduled)
+            tokens = sequence.reached + sequence.scheduled
+            held = self.memory.allocation.blocks(sequence, tokens) if sequence in running else 0
             assert len(sequence.table) == held, f"E3: table of {sequence.request.view}"
             if not self._flights:
                 assert sequence.in_flight == sequence.pending == 0, "a result went missing"

@@ -44,6 +44,13 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
             " starve",
             origin(("engine", "max_rows"), ("engine", "max_step_tokens"), ("guard", "window")),
         )
+    if config.engine.allocation == "reserve" and config.engine.prefix_cache is True:
+        yield Problem(
+            "engine.prefix_cache",
+            "true cannot be had with engine.allocation = reserve, where no block is shared; write"
+            " auto or false",
+            origin(("engine", "prefix_cache"), ("engine", "allocation")),
+        )
 
 
 def check_pool(config: Config, *, total_blocks: int, block_size: int, max_model_len: int) -> None:

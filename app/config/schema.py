@@ -158,8 +158,13 @@ class EngineConfig(Section):
     )
     max_step_tokens: Positive = Field(default=256, description="token budget of a step")
     max_rows: Positive = Field(default=64, description="most sequences computed in one step")
-    prefix_cache: bool = Field(
-        default=True, description="whether requests that begin alike share what is computed"
+    allocation: Literal["paged", "reserve"] = Field(
+        default="paged",
+        description="KV blocks as tokens come (paged), or for the longest answer (reserve)",
+    )
+    prefix_cache: bool | Literal["auto"] = Field(
+        default="auto",
+        description="whether requests that begin alike share what is computed; auto: if paged",
     )
     depth: int = Field(
         default=0, ge=0, le=1, description="steps in flight while the next is planned, 0 or 1"
@@ -168,6 +173,11 @@ class EngineConfig(Section):
     simulated: SimulatedConfig = Field(
         default=SimulatedConfig(), description="step times, read when the backend is simulated"
     )
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether there is a prefix cache. Reserved blocks are never shared."""
+        return self.allocation == "paged" if self.prefix_cache == "auto" else self.prefix_cache
 
 
 class SchedulerConfig(Section):

@@ -9,6 +9,7 @@ import math
 import os
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from support.engines import GREEDY, NO_CPU_LIMIT, Harness
 from support.odd_policies import ODD_POLICIES, Displacing
 
+from engine.allocation import RESERVE
 from engine.limits import ClassLimits
 from engine.outputs import FinishReason
 
@@ -87,7 +89,7 @@ def prompt_of(request: int, arrival: Arrival) -> list[int]:
 class Watch:
     """Steps a harness through a workload and holds E2, E7, E8, E10 and E13 against each step."""
 
-    def __init__(self, policy, depth: int, setup: dict[str, int]) -> None:
+    def __init__(self, policy, depth: int, setup: dict[str, Any]) -> None:
         guard = replace(NO_CPU_LIMIT, every=EVERY, window=WINDOW, max_hold_s=0.05)
         self.harness = Harness(policy=policy, depth=depth, guard=guard, classes=CLASSES, **setup)
         self.setup = setup
@@ -158,7 +160,7 @@ class Watch:
         return keys
 
 
-def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, int]) -> Watch:
+def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> Watch:
     watch = Watch(policy, depth, setup)
     harness = watch.harness
     due: list[tuple[int, str, int, Arrival]] = []
@@ -233,13 +235,14 @@ def check_ends(watch: Watch, arrivals: list[Arrival]) -> None:
                 assert arrival.ends_after is not None
 
 
-def run(policy, depth: int, arrivals: list[Arrival], setup: dict[str, int]) -> None:
+def run(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> Watch:
     watch = play(policy, depth, arrivals, setup)
     check_ends(watch, arrivals)
     if len(arrivals) % 4:  # replaying a part of the examples is enough
-        return
+        return watch
     again = play(policy, depth, arrivals, setup)
     assert again.harness.log.encode() == watch.harness.log.encode(), "E4"
+    return watch
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -261,6 +264,21 @@ def test_invariants_hold_and_every_request_ends_with_its_own_tokens(
 def test_an_admission_owed_to_the_oldest_counts_although_it_displaces_somebody_older(depth) -> None:
     numbers = (100730, 100730, 3298755, 7043750, 0, 0, 0)
     run(Displacing, depth, list(map(arrival, numbers)), {"blocks": 7, "budget": 3, "rows": 5})
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ODD_POLICIES)
+@settings(
+    max_examples=EXAMPLES // 8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(arrivals=ARRIVALS, setup=SETUPS)
+def test_invariants_hold_where_blocks_are_reserved(policy, depth, arrivals, setup) -> None:
+    watch = run(policy, depth, arrivals, {**setup, "allocation": RESERVE})
+    reasons = {entry[0] for entry in watch.harness.log.entries}
+    assert "preempt" not in reasons, "nobody grows, so nobody gives way for it"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from engine.allocation import PAGED, Allocation
 from engine.backends.base import Backend
 from engine.backends.scripted import ScriptedBackend, echo
 from engine.blocks import BlockPool
@@ -49,7 +50,8 @@ class Harness:
         backend: Backend | None = None,
         depth: int = 0,
         guard: GuardSettings = NO_CPU_LIMIT,
-        prefix_cache: bool = True,
+        prefix_cache: bool | None = None,
+        allocation: Allocation = PAGED,
         classes: Mapping[str, ClassLimits] | None = None,
         **scripted: Any,
     ) -> None:
@@ -65,7 +67,8 @@ class Harness:
             Limits(budget, rows, model_len, classes or {}),
             guard=guard,
             log=self.log,
-            prefix_cache=prefix_cache,
+            prefix_cache=allocation.shares if prefix_cache is None else prefix_cache,
+            allocation=allocation,
         )
         self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
         self.stats = Stats()

@@ -44,6 +44,18 @@ def test_whatever_was_said_last_is_blamed_for_a_combination() -> None:
         load_config(None, {"OCTAVO_ENGINE__MAX_STEP_TOKENS": "1"})
 
 
+def test_reserved_blocks_are_not_cached_and_asking_for_both_is_refused() -> None:
+    reserve = ["engine.allocation=reserve"]
+    assert load_config(overrides=[]).engine.caches_prefixes
+    assert not load_config(overrides=reserve).engine.caches_prefixes
+    assert not load_config(overrides=[*reserve, "engine.prefix_cache=false"]).engine.caches_prefixes
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(overrides=[*reserve, "engine.prefix_cache=true"])
+    message = str(caught.value)
+    assert message.startswith("--set: engine.prefix_cache: true cannot be had with")
+    assert "engine.allocation = reserve" in message
+
+
 def test_a_pool_smaller_than_one_full_request_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_pool(Config(), total_blocks=512, block_size=16, max_model_len=8193)
