@@ -33,3 +33,7 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"time cannot go back by {-seconds} s")
         self._now += seconds
+
+    def advance_to(self, moment: float) -> None:
+        """Let time pass until exactly `moment`; nothing happens if that is over."""
+        self._now = max(self._now, moment)

@@ -8,8 +8,9 @@ returns.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK, Row
@@ -57,7 +58,7 @@ class Scheduler:
     One step: `schedule` makes a plan, `launch` turns it into a flight that a backend computes,
     `land` takes its tokens in (or `crash` ends the requests that could not be computed and takes
     the others back). A second step may be planned and launched while the first is in flight.
-    Outputs collect until `take_outputs`.
+    Outputs collect until `take_outputs`. cpu_clock: what the guard measures the policy with.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class Scheduler:
         log: DecisionSink = no_log,
         prefix_cache: bool = True,
         allocation: Allocation = PAGED,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.limits = limits
         self.log = log
-        self.guard = Guard(policy, guard or GuardSettings(), log)
+        self.guard = Guard(policy, guard or GuardSettings(), log, cpu_clock)
         self.memory = KVMemory(pool, cache=prefix_cache, allocation=allocation)
         self.counters = Counters()
         self.roster = Roster(self.guard, self.memory, limits, log, self.counters)

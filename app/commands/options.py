@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from app.config import load_with_sources
+from app.config.layers import Layer
+from app.config.schema import SchedulerConfig
+from app.policy_loader import check_policy
+from app.problems import BadConfiguration, Problem, refuse
 
 R = TypeVar("R")
 
@@ -47,3 +52,37 @@ def config_options(command: Callable[..., R]) -> Callable[..., R]:
         return command(load_with_sources(config_file, os.environ, overrides), **kwargs)
 
     return wrapped
+
+
+def policy_option(name: str, params: Sequence[str], option: str = "--params") -> SchedulerConfig:
+    """What the options --policy NAME and `option` KEY=VALUE (YAML, may be repeated) say.
+
+    Raises ConfigurationError for an unknown policy and for parameters that it does not take; the
+    message names the option.
+    """
+    layer = Layer()
+    for param in params:
+        key, equals, value = param.partition("=")
+        if equals:
+            layer.read(value, option, under=("scheduler", "params", *key.strip().split(".")))
+        else:
+            layer.problems.append(Problem("", "expected key=value", f"{option} {param}"))
+    refuse(layer.problems)
+    scheduler = SchedulerConfig.model_validate(
+        {"policy": name, **layer.tree().get("scheduler", {})}
+    )
+    try:
+        check_policy(scheduler)
+    except BadConfiguration as error:
+        names = {"scheduler.policy": "--policy", "scheduler.params": option}
+        raise BadConfiguration(*(_renamed(problem, names) for problem in error.problems)) from None
+    return scheduler
+
+
+def _renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
+    """The problem with the option in place of the configuration's key."""
+    for key, name in names.items():
+        if problem.key.startswith(key):
+            rest = problem.key.removeprefix(key).removeprefix(".")
+            return replace(problem, key=f"{name} {rest}".strip())
+    return problem

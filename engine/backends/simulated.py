@@ -23,6 +23,7 @@ class SimulatedBackend:
     `time.sleep`, or a virtual clock's `advance`. token: which id is "sampled" for a row; controls
     are ignored, except that logprobs asked for are there (all zero: the token was certain).
     host_blocks: blocks that can be offloaded; each move, there or back, takes `move_seconds`.
+    noise: by what factor the next step takes longer than predicted.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class SimulatedBackend:
         *,
         host_blocks: int = 0,
         move_seconds: float = 0.0,
+        noise: Callable[[], float] | None = None,
     ) -> None:
         self._cost = cost
         self._total_blocks = total_blocks
@@ -43,6 +45,7 @@ class SimulatedBackend:
         self._token = token
         self._host_blocks = host_blocks
         self._move_seconds = move_seconds
+        self._noise = noise
         self._free_at = 0.0
         self._done_at: dict[int, float] = {}
         self._rows: dict[int, Sequence[SampleRow]] = {}
@@ -56,6 +59,7 @@ class SimulatedBackend:
         *,
         host_blocks: int = 0,
         move_seconds: float = 0.0,
+        noise: Callable[[], float] | None = None,
     ) -> SimulatedBackend:
         """Steps that take no real time and let `clock` pass instead."""
         return cls(
@@ -65,6 +69,7 @@ class SimulatedBackend:
             wait=clock.advance,
             host_blocks=host_blocks,
             move_seconds=move_seconds,
+            noise=noise,
         )
 
     @property
@@ -81,8 +86,11 @@ class SimulatedBackend:
 
     def submit(self, batch: Batch) -> int:
         started = max(self._clock.now(), self._free_at)
+        seconds = self._cost.of(StepShape.of(batch))
+        if self._noise is not None:
+            seconds *= self._noise()
         moving = self._move_seconds * (len(batch.offloads) + len(batch.restores))
-        self._free_at = started + moving + self._cost.of(StepShape.of(batch))
+        self._free_at = started + moving + seconds
         self._done_at[batch.step] = self._free_at
         return batch.step
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 from pathlib import Path
 
@@ -25,7 +26,7 @@ TOP_LEVEL = {
 FOLDERS = {
     "app": "HTTP, text, configuration, command line. Never torch.",
     "engine": "Requests, KV blocks, scheduler, backends. Never asyncio.",
-    "loadtest": "Load tests; talks HTTP.",
+    "loadtest": "Load tests and simulations: over HTTP, or in virtual time.",
     "policies": "Scheduling policies and their contract.",
     "tests": "Mirror the packages; what they share is in tests/support.",
 }
@@ -68,9 +69,11 @@ def _inside(paths: list[str]) -> list[str]:
 
 
 def _says(path: str) -> str:
-    """The first line of a module's or a package's docstring."""
+    """The first line of a module's or a package's docstring; what a data file is about."""
     file = ROOT / path
     source = file / "__init__.py" if file.is_dir() else file
+    if source.suffix == ".json":
+        return str(json.loads(source.read_text()).get("about", ""))
     if source.suffix != ".py":
         return ""
     docstring = ast.get_docstring(ast.parse(source.read_text())) or ""

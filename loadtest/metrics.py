@@ -1,0 +1,134 @@
+"""What is reported of a simulated run, as numbers by name.
+
+Times are counted from a request's arrival, so that waiting counts, and are over completed requests.
+Definitions are those of `vllm bench serve`, on the engine's side of the wire:
+
+    requests             in the trace
+    completed            got all their tokens
+    shed                 refused: too long for the pool, by the policy or a class's limit, or late
+    ttft_s               time to first token: first token - arrival
+    itl_s                inter-token latency: every gap between two tokens of a request, pooled
+    tpot_s               time per output token: (last - first token) / (tokens - 1)
+    e2e_s                end to end: last token - arrival
+    queue_s              first admission - arrival
+    output_tok_s         tokens generated / duration
+    goodput_req_s        requests completed within all their targets / duration
+    preemptions          how often a running request had to give way
+    recomputed_tokens    tokens that were computed again for that
+    prefix_hit_rate      prompt tokens found cached / prompt tokens, of admitted requests
+    by_tenant, by_class  the same for each, up to recomputed_tokens
+    jain                 fairness between tenants, see `fairness`
+    forced_admissions    those that the guard gave to the oldest request
+    duration_s           from the first arrival to the last token
+
+Percentiles are interpolated linearly. What nothing was measured for is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.fairness import fairness
+from loadtest.simulation import Record, Simulation
+
+Floats = npt.NDArray[np.float64]
+
+
+def report(run: Simulation) -> dict[str, Any]:
+    """The figures of a run, by name."""
+    records = run.records
+    duration = _duration(records)
+    return {
+        **figures(records, duration),
+        "prefix_hit_rate": _prefix_hit_rate(records),
+        "by_tenant": _by(records, lambda record: record.arrival.tenant, duration),
+        "by_class": _by(records, lambda record: record.arrival.slo_class, duration),
+        "jain": fairness(records),
+        "forced_admissions": run.forced_admissions,
+        "policy_faults": dict(run.policy_faults),
+        "duration_s": duration,
+        "steps": run.counters.steps,
+    }
+
+
+def figures(records: Sequence[Record], duration: float) -> dict[str, Any]:
+    """The figures of some of a run's requests; duration: of the whole run, in seconds."""
+    completed = [record for record in records if record.completed]
+    tokens = sum(len(record.token_times) for record in records)
+    return {
+        "requests": len(records),
+        "completed": len(completed),
+        "shed": sum(record.shed is not None for record in records),
+        "ttft_s": spread(record.ttft for record in completed),
+        "itl_s": spread_of(_gaps(completed)),
+        "tpot_s": spread(record.tpot for record in completed if len(record.token_times) > 1),
+        "e2e_s": spread(record.e2e for record in completed),
+        "queue_s": spread(
+            record.admitted_at - record.arrival.at
+            for record in completed
+            if record.admitted_at is not None
+        ),
+        "output_tok_s": _rate(tokens, duration),
+        "goodput_req_s": _rate(sum(record.met for record in records), duration),
+        "preemptions": sum(record.preemptions for record in records),
+        "recomputed_tokens": sum(record.recomputed_tokens for record in records),
+    }
+
+
+def spread(values: Iterable[float]) -> dict[str, float | None]:
+    """Mean, median and 99th percentile; None where there are no values."""
+    return spread_of(np.fromiter(values, np.float64))
+
+
+def spread_of(values: Floats) -> dict[str, float | None]:
+    """Mean, median and 99th percentile; None where there are no values."""
+    if not len(values):
+        return {"mean": None, "p50": None, "p99": None}
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"mean": float(values.mean()), "p50": float(p50), "p99": float(p99)}
+
+
+def _gaps(records: Sequence[Record]) -> Floats:
+    """Seconds between consecutive tokens of a request, over all requests."""
+    if not records:
+        return np.empty(0)
+    return np.concatenate([np.diff(np.frombuffer(record.token_times)) for record in records])
+
+
+def _by(
+    records: Sequence[Record], name: Callable[[Record], str], duration: float
+) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(name(record), []).append(record)
+    return {group: figures(members, duration) for group, members in sorted(groups.items())}
+
+
+def _duration(records: Sequence[Record]) -> float:
+    first = min((record.arrival.at for record in records), default=0.0)
+    last = max((record.token_times[-1] for record in records if record.token_times), default=first)
+    return last - first
+
+
+def _rate(count: int, duration: float) -> float:
+    return count / duration if duration else 0.0
+
+
+def _prefix_hit_rate(records: Sequence[Record]) -> float | None:
+    admitted = [record for record in records if record.admitted_at is not None]
+    asked = sum(record.arrival.prompt_tokens for record in admitted)
+    return sum(record.cached_tokens for record in admitted) / asked if asked else None
+
+
+TIMES: Final[Mapping[str, str]] = {
+    "ttft_s": "time to first token",
+    "itl_s": "inter-token latency",
+    "tpot_s": "time per output token",
+    "e2e_s": "end to end",
+    "queue_s": "wait for admission",
+}
+"""The latencies of a report, in words."""

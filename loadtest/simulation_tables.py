@@ -1,0 +1,98 @@
+"""A simulated run as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.metrics import TIMES
+
+MOST: Final = 12
+"""Tenants or classes that are shown, those with most requests."""
+
+Figures = Mapping[str, Any]
+
+
+def tables(answer: Figures) -> Iterator[RenderableType]:
+    """What ran, its latencies, and whose they are. `answer` is what `--json` prints."""
+    yield _facts(answer)
+    yield _latencies(answer)
+    for kind in ("class", "tenant"):
+        groups = answer[f"by_{kind}"]
+        if len(groups) > 1:
+            yield _groups(kind, groups)
+            if len(groups) > MOST:
+                yield Text(f"and {len(groups) - MOST} more; --json has them all")
+
+
+def _facts(answer: Figures) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, says in _lines(answer):
+        grid.add_row(name, says)
+    return grid
+
+
+def _lines(answer: Figures) -> Iterator[tuple[str, str]]:
+    speed = "" if answer["speed"] == 1 else f" at {answer['speed']:g} times its speed"
+    estimate = ", an estimate from public figures" if answer["estimate"] else ""
+    params = "".join(f" {name}={value}" for name, value in answer["params"].items())
+    yield "policy", f"{answer['policy']}{params}"
+    yield "trace", f"{answer['trace']}{speed}, seed {answer['seed']}"
+    yield "steps", f"{answer['profile']}{estimate}"
+    yield "pool", f"{answer['pool_tokens']:,} tokens"
+    ended = f"{answer['completed']:,} completed, {answer['shed']:,} shed"
+    yield "requests", f"{answer['requests']:,} in {answer['duration_s']:,.0f} s: {ended}"
+    yield "output", f"{answer['output_tok_s']:,.1f} tokens/s"
+    yield "goodput", f"{answer['goodput_req_s']:,.3f} requests/s"
+    again = f"{answer['recomputed_tokens']:,} tokens computed again"
+    yield "preemptions", f"{answer['preemptions']:,}, {again}"
+    if answer["prefix_hit_rate"]:
+        yield "prefix hits", f"{answer['prefix_hit_rate']:.1%} of prompt tokens"
+    yield "fairness", f"{answer['jain']:.3f} (Jain's index of competing tenants)"
+    if answer["forced_admissions"]:
+        yield "guard", f"{answer['forced_admissions']:,} admissions forced"
+    if faults := answer["policy_faults"]:
+        saved = ", ".join(f"{count} {kind}" for kind, count in faults.items())
+        yield "policy faults", saved
+
+
+def _latencies(answer: Figures) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("seconds")
+    for heading in ("mean", "p50", "p99"):
+        table.add_column(heading, justify="right")
+    for key, words in TIMES.items():
+        table.add_row(words, *(_seconds(answer[key][each]) for each in ("mean", "p50", "p99")))
+    return table
+
+
+def _groups(kind: str, groups: Mapping[str, Figures]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(kind)
+    for heading in ("requests", "shed", "TTFT", "p99", "ITL p99", "E2E", "tokens/s"):
+        table.add_column(heading, justify="right")
+    largest = sorted(groups.items(), key=lambda group: -group[1]["requests"])
+    for name, figures in largest[:MOST]:
+        table.add_row(
+            name,
+            f"{figures['requests']:,}",
+            f"{figures['shed']:,}",
+            _seconds(figures["ttft_s"]["mean"]),
+            _seconds(figures["ttft_s"]["p99"]),
+            _seconds(figures["itl_s"]["p99"]),
+            _seconds(figures["e2e_s"]["mean"]),
+            f"{figures['output_tok_s']:,.1f}",
+        )
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    """Three significant digits or so."""
+    if value is None:
+        return ""
+    return f"{value:,.1f}" if value >= 10 else f"{value:.4f}" if value < 0.1 else f"{value:.3f}"

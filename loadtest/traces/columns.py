@@ -1,0 +1,69 @@
+"""Trace formats with a header line: which columns tell them apart, and how a row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from loadtest.traces.arrival import Arrival
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A trace format in CSV. read: raises ValueError for a row that is no request."""
+
+    name: str
+    columns: frozenset[str]
+    read: Callable[[Row], Arrival]
+
+
+def _tenant(row: Row) -> Arrival:
+    return Arrival(
+        at=float(row["arrival_s"]),
+        prompt_tokens=int(row["prompt_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+        tenant=row["tenant"],
+        slo_class=row.get("class", "default"),
+        priority=int(row.get("priority", "0")),
+    )
+
+
+def _azure(row: Row) -> Arrival:
+    """Wall times of up to 100 ns, read to the microsecond; without a zone they are UTC."""
+    moment = datetime.fromisoformat(row["TIMESTAMP"])
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return Arrival(
+        at=moment.timestamp(),
+        prompt_tokens=int(row["ContextTokens"]),
+        output_tokens=int(row["GeneratedTokens"]),
+    )
+
+
+FORMATS: Final = (
+    # Ours. `class` and `priority` may follow, and any other column is ignored.
+    Format(
+        "tenant CSV",
+        frozenset({"arrival_s", "tenant", "prompt_tokens", "output_tokens"}),
+        _tenant,
+    ),
+    # https://github.com/Azure/AzurePublicDataset, the LLM inference traces of 2023 and 2024.
+    Format(
+        "Azure CSV",
+        frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
+        _azure,
+    ),
+)
+
+
+def format_of(header: Iterable[str]) -> Format:
+    """The format whose columns a header has. Raises ValueError if there is none."""
+    columns = set(header)
+    for known in FORMATS:
+        if known.columns <= columns:
+            return known
+    wanted = "; ".join(f"{f.name}: {', '.join(sorted(f.columns))}" for f in FORMATS)
+    raise ValueError(f"the header is that of no known format ({wanted})")
