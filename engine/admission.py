@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Admission:
     """Asks the policy for heads and admits those that fit, for the length of one step.
 
-    aside: heads that did not fit and that others may pass, at most as many as `backfill` says.
-    They wait outside the queue until `close` puts them back.
+    aside: heads that did not fit and that others may pass; they wait outside the queue until
+    `close` puts them back. passes: how many more may pass all of them, so that nobody is passed by
+    more than `backfill` says in all its time in the queue.
     """
 
     def __init__(self, planner: Planner, plan: Plan, step: StepProxy) -> None:
@@ -29,7 +30,8 @@ class Admission:
         self._plan = plan
         self._step = step
         self._aside: list[Request] = []
-        self._passes: int | None = None
+        self._backfill: int | None = None
+        self._passes = 0
         self._closed: set[str] = set()
         self._judged: set[Request] = set()
         self._head: Request | None = None
@@ -97,8 +99,10 @@ class Admission:
 
     def _set_aside(self, head: Request) -> None:
         """A head that does not fit: others may pass if the policy says so and nothing is owed."""
-        if self._passes is None:
-            self._passes = 0 if self._forced else self._guard.backfill(self._step)
+        if self._backfill is None:
+            self._backfill = 0 if self._forced else self._guard.backfill(self._step)
+            self._passes = self._backfill
+        self._passes = min(self._passes, self._backfill - head.passed)
         if self._passes < 1 or len(self._aside) >= self._passes:
             self._over = True
             return
@@ -151,6 +155,8 @@ class Admission:
         roster.log("admit", head.id, self._forced, recomputed)
         roster.events.append(Admitted(head.view, known - max(again, cached), recomputed))
         roster.notify()
-        if self._passes is not None and self._aside:
+        if self._aside:
+            for request in self._aside:
+                request.passed += 1
             self._passes -= 1
             self._over = self._passes < 1

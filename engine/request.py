@@ -104,7 +104,10 @@ class Sequence:
 
 
 class Request:
-    """What clients, queues, tickets and policies know; its sequences hold tokens and blocks."""
+    """What clients, queues, tickets and policies know; its sequences hold tokens and blocks.
+
+    passed: how many requests were admitted past it because it did not fit (`Policy.backfill`).
+    """
 
     __slots__ = (
         "admitted_at",
@@ -112,6 +115,7 @@ class Request:
         "computed_peak",
         "id",
         "last_token_at",
+        "passed",
         "phase",
         "preemptions",
         "prompt_length",
@@ -132,6 +136,7 @@ class Request:
         self.admitted_at = math.inf
         self.last_token_at = -math.inf
         self.preemptions = 0
+        self.passed = 0
         self.computed_peak = 0
         self.cached = 0
         self.sequences = [Sequence(self, index) for index in range(submission.n)]

@@ -348,7 +348,7 @@ class Policy:
         return most
 
     def backfill(self, step: StepView) -> int:
-        """How many requests may pass a head that does not fit."""
+        """How many requests may pass a head that does not fit, in all its time in the queue."""
         return 0
 
     def may_wait(self, request: RequestView, step: StepView) -> bool:
