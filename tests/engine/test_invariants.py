@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.built_in import BUILT_IN
 from support.engines import GREEDY, NO_CPU_LIMIT, Harness
 from support.odd_policies import ODD_POLICIES, Displacing
 
@@ -279,6 +280,19 @@ def test_invariants_hold_where_blocks_are_reserved(policy, depth, arrivals, setu
     watch = run(policy, depth, arrivals, {**setup, "allocation": RESERVE})
     reasons = {entry[0] for entry in watch.harness.log.entries}
     assert "preempt" not in reasons, "nobody grows, so nobody gives way for it"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", BUILT_IN.values(), ids=BUILT_IN)
+@settings(
+    max_examples=EXAMPLES // 4,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(arrivals=ARRIVALS, setup=SETUPS)
+def test_they_hold_under_every_built_in_policy(policy, depth, arrivals, setup) -> None:
+    run(policy, depth, arrivals, setup)
 
 
 @pytest.mark.slow
