@@ -133,6 +133,7 @@ def _generation(
         controls=controls,
         arrival=arrival,
         n=request.n or 1,
+        priority=request.priority or 0,
         salt=salt,
         prompt_keys=block_keys(prompt, salt),
     )

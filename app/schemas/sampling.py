@@ -91,6 +91,7 @@ class Generate(WireModel):
         None
     )
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    priority: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None

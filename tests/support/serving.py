@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,6 +34,7 @@ from engine.limits import Limits
 from engine.loop import Engine
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
+from policies.base import Policy
 from policies.fcfs import FCFS
 from support.engines import services
 
@@ -73,6 +74,7 @@ class House:
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | str | None = "own",
         backend: Backend | None = None,
+        policy: Callable[..., Policy] = FCFS,
         model_len: int = 256,
         blocks: int = 64,
         rows: int = 8,
@@ -95,7 +97,7 @@ class House:
         self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(
-            FCFS(services=services()), self.pool, Limits(step_tokens, rows, model_len)
+            policy(services=services()), self.pool, Limits(step_tokens, rows, model_len)
         )
         self.clock = MonotonicClock()
         self.metrics = Metrics()
