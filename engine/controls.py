@@ -27,6 +27,8 @@ class RowControls:
     eos_ids: the model's own end-of-sequence ids; stop_ids: what the client added.
     bad_words: token sequences that must not be completed.
     logprobs: None for none, else how many alternatives to report beside the chosen token.
+    beams: for beam search, how many `Candidate`s to report: so many of the best, and so many of the
+    best that do not end the sequence; 0 for none.
     grammar: an opaque key of the structured-output grammar of this request, if any; whoever plans
     the step turns it into `SampleRow.mask`.
     """
@@ -47,7 +49,13 @@ class RowControls:
     stop_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    beams: int = 0
     grammar: object | None = None
+
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        return self.stop_ids if self.ignore_eos else self.stop_ids | self.eos_ids
 
 
 @dataclass(slots=True)
@@ -84,8 +92,26 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that a beam may go on with.
+
+    logprob: its raw log-probability. score: the same after bias, penalties and forbidden tokens,
+    not normalised again, as in transformers' beam search.
+    """
+
+    token: int
+    score: float
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a backend returns for a batch: one entry for each of its `sample_rows`, in order."""
+    """What a backend returns for a batch: one entry for each of its `sample_rows`, in order.
+
+    candidates: by place among the sample rows, those of the rows whose controls ask for `beams`,
+    best first. Forbidden tokens are never among them.
+    """
 
     tokens: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
+    candidates: Mapping[int, Sequence[Candidate]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from engine.beam_search import BeamSearch
 from engine.controls import RowControls
 from engine.outputs import Inspection
 from policies.base import Policy
@@ -18,7 +19,8 @@ class Submission:
 
     id is unique among live requests and made by the server, never by a client.
     prompt: at least one token id. max_tokens: generated tokens per sequence, at least 1.
-    arrival: engine-clock seconds at which the front end accepted it. n: sequences.
+    arrival: engine-clock seconds at which the front end accepted it. n: sequences that are answered
+    with. beams: if set, these are the n best that a beam search finds, said when it is over.
     salt: requests with different salts share no cached block (`engine.prefix.salt_of`).
     prompt_keys: `engine.prefix.block_keys` of prompt and salt, made off the engine thread; empty
     if nobody made them.
@@ -31,6 +33,7 @@ class Submission:
     controls: RowControls
     arrival: float
     n: int = 1
+    beams: BeamSearch | None = None
     tenant: str = "default"
     slo_class: str = "default"
     priority: int = 0
@@ -45,6 +48,13 @@ class Submission:
             raise ValueError("a request needs at least one prompt token")
         if self.max_tokens < 1 or self.n < 1:
             raise ValueError(f"max_tokens {self.max_tokens} and n {self.n} must be at least 1")
+        if self.beams is not None and self.beams.width < self.n:
+            raise ValueError(f"{self.beams.width} beams cannot answer with {self.n} sequences")
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that are computed at once: rows of a step."""
+        return self.n if self.beams is None else self.beams.width
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,21 @@ class KVMemory:
         sequence.published = min(source.published, tokens // BLOCK)
         sequence.shares_tail = source.shares_tail = True
 
+    def branch(self, sequence: Sequence, source: Sequence) -> None:
+        """Make a new sequence what another one is, sharing all its blocks; the first write copies.
+
+        No step in flight may write to the source's blocks.
+        """
+        for block in source.table:
+            self.pool.share(block)
+        sequence.table.extend(source.table)
+        sequence.tokens = source.tokens.copy()
+        sequence.computed = sequence.prefill_end = source.computed
+        sequence.published = source.published
+        if source.chain is not None:
+            sequence.chain = source.chain.fork()
+        sequence.shares_tail = source.shares_tail = True
+
     @staticmethod
     def fork_tokens(sequence: Sequence) -> int:
         """Tokens that a sequence can take over from a sibling."""
@@ -188,10 +203,14 @@ class KVMemory:
         return sum(references(block) == 1 for s in request.sequences for block in s.table)
 
     def wanted(self, request: Request) -> int:
-        """Blocks that admission asks for: those of all known tokens, a shared prompt once."""
+        """Blocks that admission asks for: those of all known tokens, a shared prompt once.
+
+        Beams that are still to come will each copy the tail of the one they continue.
+        """
         sequences = request.open_sequences
         blocks = sum(self.allocation.blocks(s, len(s.tokens)) for s in sequences)
-        return blocks - sum(map(self._forked, sequences[1:]))
+        to_come = request.rows - len(sequences)
+        return blocks + to_come - sum(map(self._forked, sequences[1:]))
 
     def missing(self, sequence: Sequence) -> int:
         """Blocks that a running prompt still needs for the tokens it was admitted with."""

@@ -101,7 +101,7 @@ def launch(plan: Plan, moves: Launched) -> Flight:
             sequence.pending += 1
             sampling.append(
                 SampleRow(
-                    request.submission.controls,
+                    request.controls,
                     sequence.index,
                     row.start + row.count,
                     sequence.tokens,

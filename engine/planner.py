@@ -147,7 +147,7 @@ class Planner:
         """Up to `most` tokens of one running prompt; False if the policy ends prompt work here."""
         if sequence not in self.roster.prefilling:
             return True  # it gave way to an earlier one
-        grouped = sequence.reached == 0 and sequence.request.submission.n > 1
+        grouped = sequence.reached == 0 and len(sequence.request.sequences) > 1
         if grouped and not self._may_start(sequence):
             return True
         most = min(sequence.remaining, most)
@@ -268,8 +268,7 @@ class Planner:
         roster = self.roster
         if any(sequence.pending for sequence in request.open_sequences):
             return False  # preempted a moment ago: a token of it is still being sampled
-        rows = len(roster.decoding) + len(roster.prefilling) + request.rows
-        if rows > self.limits.rows:
+        if roster.rows + request.rows > self.limits.rows:
             return False
         free = self.memory.pool.free - self.memory.committed(roster.prefilling)
         return self._to_take(request) <= free
@@ -299,7 +298,7 @@ class Planner:
             return False
         chosen: list[Request] = []
         wanted = self._to_take(head)
-        rows = len(self.roster.decoding) + len(self.roster.prefilling) + head.rows
+        rows = self.roster.rows + head.rows
         blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
         for request in self._displaceable(head, plan):
             if rows <= self.limits.rows and wanted <= blocks:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 
+from engine.beam_search import Beam, BeamSearch, Search
 from engine.blocks import blocks_for
 from engine.inbox import Submission
 from engine.prefix import KeyChain
@@ -26,10 +28,11 @@ class Sequence:
     epoch: grows whenever computed tokens are given up, so that results that come later are told
     apart. sample_row: where the last launched batch samples it. shares_tail: the block that its
     next token goes to may have other owners. chain: keys of its full blocks; `published` of them
-    can be found by others.
+    can be found by others. beam: its score, in a beam search.
     """
 
     __slots__ = (
+        "beam",
         "chain",
         "computed",
         "done",
@@ -65,6 +68,7 @@ class Sequence:
         self.shares_tail = False
         self.chain: KeyChain | None = None
         self.published = 0
+        self.beam: Beam | None = None
 
     @property
     def reached(self) -> int:
@@ -101,24 +105,30 @@ class Sequence:
         self.epoch += 1
         self.published = 0
         self.shares_tail = False
+        if self.beam is not None:
+            self.beam.forget()
 
 
 class Request:
     """What clients, queues, tickets and policies know; its sequences hold tokens and blocks.
 
     passed: how many requests were admitted past it because it did not fit (`Policy.backfill`).
+    search: what its beam search has found so far, if it is one. Then `sequences` are the beams that
+    run now; until the prompt is computed that is one.
     """
 
     __slots__ = (
         "admitted_at",
         "cached",
         "computed_peak",
+        "controls",
         "id",
         "last_token_at",
         "passed",
         "phase",
         "preemptions",
         "prompt_length",
+        "search",
         "sequences",
         "slo_class",
         "submission",
@@ -139,8 +149,21 @@ class Request:
         self.passed = 0
         self.computed_peak = 0
         self.cached = 0
-        self.sequences = [Sequence(self, index) for index in range(submission.n)]
+        self.controls = submission.controls
+        self.search: Search | None = None
+        if submission.beams is None:
+            self.sequences = [Sequence(self, index) for index in range(submission.n)]
+        else:
+            self._start_search(submission.beams)
         self.view = RequestProxy(self)
+
+    def _start_search(self, settings: BeamSearch) -> None:
+        submission = self.submission
+        ending_ids = submission.controls.ending_ids
+        self.search = Search(settings, submission.max_tokens, ending_ids)
+        self.controls = replace(submission.controls, beams=settings.width)
+        self.sequences = [Sequence(self, 0)]
+        self.sequences[0].beam = Beam()
 
     @property
     def open_sequences(self) -> list[Sequence]:
@@ -149,8 +172,17 @@ class Request:
 
     @property
     def rows(self) -> int:
-        """Rows of a step the request may need: its unfinished sequences."""
+        """Rows of a step the request may need: its unfinished sequences, or those of all beams."""
+        if self.search is not None:
+            return self.search.settings.width
         return sum(not sequence.done for sequence in self.sequences)
+
+    @property
+    def unanswered(self) -> list[int]:
+        """Indices of the sequences that the client still waits for."""
+        if self.search is not None:
+            return list(range(self.submission.n))
+        return [sequence.index for sequence in self.open_sequences]
 
     @property
     def computed(self) -> int:
@@ -164,7 +196,7 @@ class Request:
     @property
     def blocks_at_most(self) -> int:
         """Blocks at full length."""
-        return self.submission.n * blocks_for(self.tokens_at_most)
+        return self.submission.sequences * blocks_for(self.tokens_at_most)
 
     def prompt_source(self) -> Sequence | None:
         """A sequence whose table holds the KV of the whole prompt, for siblings to share."""

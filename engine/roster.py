@@ -37,6 +37,7 @@ class Roster:
         self.decoding: dict[Sequence, None] = {}
         self.prefilling: dict[Sequence, None] = {}
         self.running_by_class: Counter[str] = Counter()
+        self.rows = 0  # that running requests hold
         self.events: list[Event] = []
 
     # ---------------------------------------------------------------- moves
@@ -62,6 +63,7 @@ class Roster:
         request.phase = Phase.PREFILL
         self.running[request.id] = request
         self.running_by_class[request.slo_class] += 1
+        self.rows += request.rows
         self._gate(request.slo_class)
         for sequence in request.sequences:
             if not sequence.done:
@@ -91,7 +93,8 @@ class Roster:
             sequence.done = True  # whatever of it is still in flight comes to nothing
 
     def end_sequence(self, sequence: Sequence) -> None:
-        """A sequence is complete: its blocks serve others."""
+        """A sequence is complete: its row and its blocks serve others."""
+        self.rows -= sequence.request.id in self.running
         sequence.done = True
         self.decoding.pop(sequence, None)
         self.prefilling.pop(sequence, None)
@@ -111,8 +114,24 @@ class Roster:
         self.prefilling[sequence] = None
         sequence.request.phase = Phase.PREFILL
 
+    def await_group(self, sequence: Sequence) -> None:
+        """The row of a beam is in flight: it goes on when those of the others have landed."""
+        del self.decoding[sequence]
+
+    def resume(self, sequence: Sequence, step: int) -> None:
+        """A beam may go on. step: the last one that was launched; nothing was owed to it before."""
+        self.decoding.pop(sequence, None)
+        self.prefilling.pop(sequence, None)
+        sequence.last_served = step
+        if sequence.decoding:
+            self.decoding[sequence] = None
+        else:
+            self.prefilling[sequence] = None
+            sequence.request.phase = Phase.PREFILL
+
     def _stop(self, request: Request) -> None:
         del self.running[request.id]
+        self.rows -= request.rows
         self.running_by_class[request.slo_class] -= 1
         self._gate(request.slo_class)
         for sequence in request.sequences:

@@ -12,8 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from engine import beam_groups
 from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK, Row
+from engine.beam_search import Hypothesis
 from engine.blocks import BlockPool
 from engine.controls import Sampled, TokenLogprobs
 from engine.decisions import DecisionSink, no_log
@@ -44,6 +46,7 @@ from policies.base import (
     Cancelled,
     Demote,
     Finished,
+    Phase,
     Policy,
     Reject,
     Shed,
@@ -113,9 +116,12 @@ class Scheduler:
             self.roster.drop(request)
 
     def finish(self, request_id: int, index: int, tokens: int, now: float) -> None:
-        """End a sequence after its `tokens`-th generated token: a stop string was found there."""
+        """End a sequence after its `tokens`-th generated token: a stop string was found there.
+
+        Of a beam search nobody has seen a token to say this of; it goes on.
+        """
         request = self.roster.requests.get(request_id)
-        if request is None or request.sequences[index].done:
+        if request is None or request.search is not None or request.sequences[index].done:
             return
         sequence = request.sequences[index]
         # A new list: rows in flight still look back on the old one.
@@ -168,8 +174,10 @@ class Scheduler:
                 f"the request needs {request.blocks_at_most} KV blocks of {BLOCK} tokens, "
                 f"the server has {blocks} for it"
             )
-        elif submission.n > limits.rows:
-            reason = f"{submission.n} sequences exceed the {limits.rows} rows of a step"
+        elif submission.beams is not None and not self.memory.allocation.shares:
+            reason = "a beam search needs blocks that sequences share, which reserved ones are not"
+        elif submission.sequences > limits.rows:
+            reason = f"{submission.sequences} sequences exceed the {limits.rows} rows of a step"
         else:
             return None
         return Failure(FailureKind.NEVER_FITS, reason)
@@ -196,6 +204,8 @@ class Scheduler:
         for sequence in list(plan):
             if sequence in self.roster.prefilling and sequence.decoding:
                 self.roster.became_decode(sequence)
+            if sequence.beam is not None and sequence.pending:
+                self.roster.await_group(sequence)
         return flight
 
     def land(self, flight: Flight, sampled: Sampled, now: float) -> None:
@@ -204,6 +214,7 @@ class Scheduler:
         rows = flight.batch.rows
         self.counters.computed_rows += len(rows)
         results = zip(sampled.tokens, sampled.logprobs, strict=True)
+        groups: dict[Request, None] = {}
         caching = self.memory.cache
         for row, sequence, epoch in zip(rows, flight.sequences, flight.epochs, strict=True):
             if epoch == sequence.epoch:  # else it gave up meanwhile what the row computed
@@ -216,9 +227,16 @@ class Scheduler:
             if row.samples:
                 sequence.pending -= 1
                 token, logprobs = next(results)
-                if not sequence.done:
+                if sequence.beam is not None:
+                    if epoch == sequence.epoch and not sequence.done:
+                        beam_groups.take(sequence, sampled, sequence.sample_row)
+                        groups[sequence.request] = None
+                elif not sequence.done:
                     self._append(sequence, token, logprobs, now)
         self.memory.give(flight.limbo)
+        for request in groups:
+            if beam_groups.complete(request):
+                self._resolve(request, now)
 
     def _count_prompt(self, row: Row, sequence: EngineSequence) -> None:
         """Book prompt tokens; when the prompt is complete, let the siblings share it.
@@ -305,10 +323,13 @@ class Scheduler:
             return
         for sequence in request.open_sequences:
             self.memory.restart(sequence)
+            sequence.prefill_end = len(sequence.tokens)
             self._back_to_prompt(sequence)
 
     def _back_to_prompt(self, sequence: EngineSequence) -> None:
-        if sequence in self.roster.decoding and not sequence.decoding:
+        if sequence.beam is not None and sequence.request.id in self.roster.running:
+            self.roster.resume(sequence, self._next_step - 1)
+        elif sequence in self.roster.decoding and not sequence.decoding:
             self.roster.became_prompt(sequence)
 
     # ---------------------------------------------------------------- results
@@ -346,6 +367,48 @@ class Scheduler:
         )
         if finish is not None:
             self._end(sequence, finish)
+
+    def _resolve(self, request: Request, now: float) -> None:
+        """Every beam of a search has landed: choose those that go on, or end with the best."""
+        search, roster = request.search, self.roster
+        assert search is not None
+        computed = len(request.sequences)
+        request.last_token_at = now
+        self.counters.generated_tokens += computed
+        if self.guard.observes:
+            roster.events.append(Tokens(request.view, computed))
+        found = beam_groups.resolve(request, search, self.memory)
+        if found:
+            self._answer(request, found, now)
+            return
+        request.phase = Phase.DECODE
+        for sequence in request.sequences:
+            roster.resume(sequence, self._next_step - 1)
+        beams = [n for s in request.sequences for n in (s.index, s.tokens[-1])]
+        self.log("beams", request.id, beams)
+
+    def _answer(self, request: Request, found: list[Hypothesis], now: float) -> None:
+        """Say what a beam search found, all at once, and end it."""
+        timing = Timing(request.submission.arrival, request.admitted_at)
+        for index, best in enumerate(found):
+            reason = FinishReason.LENGTH if best.stop_token is None else FinishReason.STOP
+            finish = Finish(reason, stop_token=best.stop_token)
+            self.log("finish", request.id, index, reason.value)
+            self._outputs.append(
+                Output(
+                    request.id,
+                    index,
+                    now,
+                    best.tokens,
+                    best.logprobs,
+                    finish,
+                    timing,
+                    request.cached,
+                )
+            )
+        self.counters.finished += 1
+        self.roster.events.append(Finished(request.view))
+        self.roster.drop(request)
 
     def _end(self, sequence: EngineSequence, finish: Finish) -> None:
         """A sequence is complete: its blocks serve others from the next schedule on."""
@@ -391,8 +454,8 @@ class Scheduler:
 
     def _refuse(self, request: Request, reason: FinishReason, failure: Failure, now: float) -> None:
         finish = Finish(reason, failure=failure)
-        for sequence in request.open_sequences:
-            self._outputs.append(Output(request.id, sequence.index, now, finish=finish))
+        for index in request.unanswered:
+            self._outputs.append(Output(request.id, index, now, finish=finish))
 
     # ---------------------------------------------------------------- looking in
 
@@ -438,11 +501,13 @@ class Scheduler:
         tables.extend(flight.limbo for flight in self._flights)
         tables.append(self.memory.moves.held())
         self.memory.pool.check(tables)
-        assert len(roster.decoding) + len(roster.prefilling) <= self.limits.rows, "E2: rows"
-        running = roster.decoding.keys() | roster.prefilling.keys()
+        assert roster.rows == sum(request.rows for request in roster.running.values())
+        assert len(roster.decoding) + len(roster.prefilling) <= roster.rows, "E2: rows"
+        assert roster.rows <= self.limits.rows, "E2: rows"
+        holding = {s for r in roster.running.values() for s in r.open_sequences}
         for sequence in sequences:
             tokens = sequence.reached + sequence.scheduled
-            held = self.memory.allocation.blocks(sequence, tokens) if sequence in running else 0
+            held = self.memory.allocation.blocks(sequence, tokens) if sequence in holding else 0
             assert len(sequence.table) == held, f"E3: table of {sequence.request.view}"
             if not self._flights:
                 assert sequence.in_flight == sequence.pending == 0, "a result went missing"

@@ -19,6 +19,7 @@ the batch, on the row, or on what was drawn before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.controls import RowControls, Sampled, SampleRow, TokenLogprobs
+from engine.controls import Candidate, RowControls, Sampled, SampleRow, TokenLogprobs
 from engine.errors import RowFault
 
 FIRST_LOOK = 1024
@@ -50,7 +51,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     drawn = [i for i, row in enumerate(rows) if not _is_greedy(row.controls)]
     if drawn:
         tokens[drawn] = _draw(edited[drawn], best[drawn], [rows[i] for i in drawn])
-    return Sampled(tokens.tolist(), _logprobs(logits, tokens, rows))
+    return Sampled(tokens.tolist(), _logprobs(logits, tokens, rows), _candidates(logits, rows))
 
 
 def uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
@@ -302,3 +303,47 @@ def _logprobs(
         top = zip(ids[at][:count], values[at][:count], strict=True)
         result[i] = TokenLogprobs(chosen[at], tuple(top))
     return result
+
+
+def _candidates(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, list[Candidate]]:
+    """How the rows of beam searches may go on.
+
+    The controls edit log-probabilities here, not logits, as transformers' beam search has it: a
+    forbidden token takes nothing from the others' scores.
+    """
+    index = [i for i, row in enumerate(rows) if row.controls.beams]
+    if not index:
+        return {}
+    asking = [rows[i] for i in index]
+    raw = logits[index].double().log_softmax(dim=-1)
+    scores = _edit(raw, asking)
+    count = min(max(row.controls.beams for row in asking), logits.shape[1])
+    ids = torch.cat([scores.topk(count).indices, _going_on(scores, asking).topk(count).indices], 1)
+    found = zip(ids.tolist(), *(x.gather(1, ids).tolist() for x in (scores, raw)), strict=True)
+    return {
+        i: _best_of_both(row.controls.beams, [Candidate(*each) for each in zip(*one, strict=True)])
+        for i, row, one in zip(index, asking, found, strict=True)
+    }
+
+
+def _going_on(scores: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """The scores without tokens that end the sequence."""
+    pairs = [
+        (i, token)
+        for i, row in enumerate(rows)
+        for token in row.controls.ending_ids
+        if token < scores.shape[1]
+    ]
+    if not pairs:
+        return scores
+    row_ids, tokens = zip(*pairs, strict=True)
+    scores = scores.clone()
+    scores[list(row_ids), list(tokens)] = -torch.inf
+    return scores
+
+
+def _best_of_both(count: int, candidates: list[Candidate]) -> list[Candidate]:
+    """The first `count` of both halves, once each, best first, without what is forbidden."""
+    half = len(candidates) // 2
+    either = dict.fromkeys(candidates[:count] + candidates[half : half + count])
+    return sorted((c for c in either if c.score > -math.inf), key=lambda c: -c.score)

@@ -15,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.batch import BLOCK, Batch
-from engine.controls import Sampled, SampleRow, TokenLogprobs
+from engine.controls import Candidate, Sampled, SampleRow, TokenLogprobs
 from engine.errors import RowFault
 
 Script = Callable[[SampleRow], int]
 """Which token follows, given the row's tokens so far."""
+
+Branches = Callable[[SampleRow], Sequence[tuple[int, float]]]
+"""How a row of a beam search may go on: tokens with log-probabilities, best first."""
 
 Hook = Callable[[Batch], None]
 """Called before a step is computed; may raise, block, or look."""
@@ -45,6 +48,7 @@ class ScriptedBackend:
 
     A token that the logit bias favours by 100 wins over the script, as it would with any real
     model. hooks: what to do before the k-th submitted step (the first is step 0).
+    branches: what beam searches choose from; by default the script's token, then unlikely ones.
     nan_rows: step → rows whose logits come out as NaN, which a real backend reports as RowFault.
     host_blocks, move_seconds: what it says of its host memory; moving takes no time.
     batches: everything that was submitted, in order.
@@ -56,6 +60,7 @@ class ScriptedBackend:
         script: Script = echo,
         hooks: Mapping[int, Hook] | None = None,
         nan_rows: Mapping[int, Sequence[int]] | None = None,
+        branches: Branches | None = None,
         host_blocks: int = 0,
         move_seconds: float = 0.0,
     ) -> None:
@@ -65,6 +70,7 @@ class ScriptedBackend:
         self._script = script
         self._hooks = dict(hooks or {})
         self._nan_rows = dict(nan_rows or {})
+        self._branches = branches or self._unlikely
         self._shadow = np.full(total_blocks * BLOCK, -1, dtype=np.int64)
         self._host: dict[int, npt.NDArray[np.int64]] = {}
         self._rows: dict[int, Sequence[SampleRow]] = {}
@@ -118,7 +124,21 @@ class ScriptedBackend:
                 None if row.controls.logprobs is None else _certain(token, row.controls.logprobs)
                 for row, token in zip(rows, tokens, strict=True)
             ],
+            {i: self._candidates(row) for i, row in enumerate(rows) if row.controls.beams},
         )
+
+    def _candidates(self, row: SampleRow) -> list[Candidate]:
+        """As many as a real backend reports: the best, and the best that do not end the row."""
+        count, ending_ids = row.controls.beams, row.controls.ending_ids
+        branches = [Candidate(token, score, score) for token, score in self._branches(row)]
+        going_on = [candidate for candidate in branches if candidate.token not in ending_ids]
+        either = {*branches[:count], *going_on[:count]}
+        return [candidate for candidate in branches if candidate in either]
+
+    def _unlikely(self, row: SampleRow) -> list[tuple[int, float]]:
+        token = self._choose(row)
+        others = [(other, -50.0 - other) for other in range(2 * row.controls.beams)]
+        return [(token, 0.0), *(each for each in others if each[0] != token)]
 
     def _resolve(self, batch: Batch) -> list[int]:
         """Token ids, those still in flight at submission replaced by what was sampled."""

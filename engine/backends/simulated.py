@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from engine.batch import Batch
 from engine.clock import Clock, MonotonicClock, VirtualClock
-from engine.controls import Sampled, SampleRow, TokenLogprobs
+from engine.controls import Candidate, Sampled, SampleRow, TokenLogprobs
 from engine.cost import LinearCost, StepShape
 
 
@@ -21,7 +21,8 @@ class SimulatedBackend:
 
     clock: tells when a step is submitted. wait: how time passes until a result is there:
     `time.sleep`, or a virtual clock's `advance`. token: which id is "sampled" for a row; controls
-    are ignored, except that logprobs asked for are there (all zero: the token was certain).
+    are ignored, except that logprobs asked for are there (all zero: the token was certain), and
+    the beams of a beam search go on with that token and the next ids.
     host_blocks: blocks that can be offloaded; each move, there or back, takes `move_seconds`.
     noise: by what factor the next step takes longer than predicted.
     """
@@ -107,7 +108,12 @@ class SimulatedBackend:
             None if row.controls.logprobs is None else TokenLogprobs(0.0, ((token, 0.0),))
             for row, token in zip(rows, tokens, strict=True)
         ]
-        return Sampled(tokens, logprobs)
+        candidates = {
+            i: [Candidate(token + k, -float(k), -float(k)) for k in range(row.controls.beams)]
+            for i, (row, token) in enumerate(zip(rows, tokens, strict=True))
+            if row.controls.beams
+        }
+        return Sampled(tokens, logprobs, candidates)
 
     def close(self) -> None:
         """Nothing is held."""

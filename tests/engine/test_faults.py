@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
+from support.beams import branching
 from support.engines import Harness
 from support.odd_policies import ODD_POLICIES
 from support.scripts import hashed
 
 from engine.backends.scripted import ScriptedBackend, stall_until
 from engine.batch import Batch
+from engine.beam_search import BeamSearch
 from engine.controls import RowControls, Sampled, SampleRow
 from engine.errors import RowFault
 from engine.inbox import Abort, FinishAt, Message, Stop
@@ -39,13 +41,15 @@ class Ask:
     max_tokens: int
     n: int
     controls: RowControls
+    beams: BeamSearch | None = None
 
     def submit(self, harness: Harness, **fields: object) -> int:
-        return harness.submit(self.prompt, self.max_tokens, self.controls, n=self.n, **fields)
+        fields |= {"n": self.n, "beams": self.beams}
+        return harness.submit(self.prompt, self.max_tokens, self.controls, **fields)
 
 
 def asks(many: int, seed: int = 0) -> list[Ask]:
-    """Requests that fit alone and not together; every fourth has two sequences."""
+    """Requests that fit alone and not together; every fourth has two sequences, some search."""
     rng = random.Random(seed)
     return [
         Ask(
@@ -53,6 +57,7 @@ def asks(many: int, seed: int = 0) -> list[Ask]:
             rng.randrange(8, 30),
             2 if number % 4 == 3 else 1,
             RowControls(seed=rng.randrange(1000)),
+            BeamSearch(2) if number % 7 in (3, 5) else None,
         )
         for number in range(many)
     ]
@@ -60,13 +65,13 @@ def asks(many: int, seed: int = 0) -> list[Ask]:
 
 def engine(backend: ScriptedBackend | None = None, **options) -> Harness:
     """An engine in which about half of `asks` find room."""
-    backend = backend or ScriptedBackend(BLOCKS, script=hashed)
+    backend = backend or ScriptedBackend(BLOCKS, script=hashed, branches=branching)
     return Harness(blocks=backend.total_blocks, backend=backend, budget=24, rows=5, **options)
 
 
 def undisturbed(wanted: Sequence[Ask]) -> Texts:
     """What the requests say when nothing fails and nobody waits for anything."""
-    harness = engine(ScriptedBackend(400, script=hashed))
+    harness = engine(ScriptedBackend(400, script=hashed, branches=branching))
     for ask in wanted:
         ask.submit(harness)
     harness.run()
@@ -87,7 +92,7 @@ class FaultyBackend(ScriptedBackend):
     """
 
     def __init__(self, faults: Mapping[tuple[str, int], Exception]) -> None:
-        super().__init__(BLOCKS, script=hashed)
+        super().__init__(BLOCKS, script=hashed, branches=branching)
         self.now: Callable[[], float] = lambda: 0.0
         self._faults = faults
         self._dropped: set[int] = set()
@@ -500,7 +505,8 @@ def test_while_a_step_stalls_anybody_may_post_and_is_served_afterwards(
         stalled.set()
         assert gate.wait(10)
 
-    backend = ScriptedBackend(BLOCKS, script=hashed, hooks={step: stall_until(wait)})
+    hooks = {step: stall_until(wait)}
+    backend = ScriptedBackend(BLOCKS, script=hashed, hooks=hooks, branches=branching)
     harness = engine(backend, depth=depth)
     one = live(harness)
     wanted = asks(9)
@@ -528,7 +534,8 @@ def test_while_a_step_stalls_anybody_may_post_and_is_served_afterwards(
 
 def test_a_stop_during_a_stall_ends_everybody_who_is_open(live) -> None:
     gate = threading.Event()
-    backend = ScriptedBackend(BLOCKS, script=hashed, hooks={2: stall_until(lambda: gate.wait(10))})
+    hooks = {2: stall_until(lambda: gate.wait(10))}
+    backend = ScriptedBackend(BLOCKS, script=hashed, hooks=hooks, branches=branching)
     harness = engine(backend, depth=1)
     one = live(harness)
     requests = [ask.submit(harness) for ask in asks(9)]

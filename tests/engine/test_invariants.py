@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.beams import branching, search_alone
 from support.built_in import BUILT_IN
 from support.engines import GREEDY, NO_CPU_LIMIT, Harness
 from support.odd_policies import ODD_POLICIES, Displacing
 
 from engine.allocation import RESERVE
+from engine.beam_search import BeamSearch
 from engine.limits import ClassLimits
-from engine.outputs import FinishReason
+from engine.outputs import FinishReason, Output
 
 EXAMPLES = 100
 MANY_EXAMPLES = int(os.environ.get("OCTAVO_MANY_EXAMPLES", "2000"))
@@ -40,6 +42,11 @@ class Arrival:
     leaves_after: int | None
     ends_after: int | None
     stops_at: int | None
+    searches: bool
+
+    @property
+    def beams(self) -> BeamSearch | None:
+        return BeamSearch(self.n + 1) if self.searches else None
 
 
 CHOICES: list[list] = [
@@ -54,6 +61,7 @@ CHOICES: list[list] = [
     [None] * 120 + list(range(40)),  # leaves_after
     [None] * 120 + list(range(1, 41)),  # ends_after
     [None] * 60 + list(range(1, 21)),  # stops_at
+    [False] * 5 + [True],  # searches: with n + 1 beams
 ]
 
 
@@ -92,7 +100,14 @@ class Watch:
 
     def __init__(self, policy, depth: int, setup: dict[str, Any]) -> None:
         guard = replace(NO_CPU_LIMIT, every=EVERY, window=WINDOW, max_hold_s=0.05)
-        self.harness = Harness(policy=policy, depth=depth, guard=guard, classes=CLASSES, **setup)
+        self.harness = Harness(
+            policy=policy,
+            depth=depth,
+            guard=guard,
+            classes=CLASSES,
+            branches=branching,
+            **setup,
+        )
         self.setup = setup
         self.step = 0
         self.plans = 0
@@ -180,8 +195,9 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> 
         request = harness.submit(
             prompt_of(harness._next_id + 1, arrival),
             arrival.max_tokens,
-            _controls(harness, arrival),
+            _controls(harness._next_id + 1, arrival),
             n=arrival.n,
+            beams=arrival.beams,
             tenant=arrival.tenant,
             priority=arrival.priority,
             slo_class=arrival.slo_class,
@@ -200,10 +216,10 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> 
     return watch
 
 
-def _controls(harness: Harness, arrival: Arrival):
+def _controls(request: int, arrival: Arrival):
     if arrival.stops_at is None or arrival.stops_at >= arrival.prompt:
         return GREEDY
-    token = prompt_of(harness._next_id + 1, arrival)[arrival.stops_at - 1]
+    token = prompt_of(request, arrival)[arrival.stops_at - 1]
     return replace(GREEDY, stop_ids=frozenset({token}))
 
 
@@ -216,6 +232,9 @@ def check_ends(watch: Watch, arrivals: list[Arrival]) -> None:
             outputs = harness.outputs[request, index]
             tokens = harness.tokens(request, index)
             prompt = prompt_of(request, arrival)
+            if arrival.searches:
+                check_search(request, arrival, index, outputs)
+                continue
             assert tokens == [prompt[i % len(prompt)] for i in range(len(tokens))]
             ends = [output.finish for output in outputs if output.finish is not None]
             assert len(ends) == (0 if request in left and not ends else 1), "E6"
@@ -234,6 +253,16 @@ def check_ends(watch: Watch, arrivals: list[Arrival]) -> None:
             else:
                 assert index == arrival.n - 1
                 assert arrival.ends_after is not None
+
+
+def check_search(request: int, arrival: Arrival, index: int, outputs: list[Output]) -> None:
+    """A search says nothing until it ends, and then what it finds when nobody disturbs it."""
+    assert len(outputs) <= 1
+    if outputs and outputs[0].finish.failure is None:
+        ends = _controls(request, arrival).stop_ids
+        prompt = prompt_of(request, arrival)
+        found = search_alone(prompt, arrival.beams, arrival.max_tokens, ends)[index]
+        assert (outputs[0].tokens, outputs[0].finish.stop_token) == (found.tokens, found.stop_token)
 
 
 def run(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> Watch:

@@ -375,3 +375,34 @@ def test_a_row_of_which_nothing_is_allowed_is_named():
 def test_no_rows_give_no_tokens():
     result = sample(torch.empty(0, VOCAB), [])
     assert (result.tokens, result.logprobs) == ([], [])
+
+
+# ── candidates of beam searches ───────────────────────────────────────────────────────────────
+
+
+def test_candidates_are_the_best_tokens_and_the_best_that_do_not_end_the_row():
+    logits = random_logits(rows=3)
+    order = logits.argsort(descending=True).tolist()
+    ends = frozenset(order[0][:3])
+    controls = RowControls(temperature=0.0, beams=4, stop_ids=ends)
+    rows = [row(controls), row(RowControls()), row(replace(controls, beams=2))]
+    sampled = sample(logits, rows)
+    assert set(sampled.candidates) == {0, 2}
+    assert [one.token for one in sampled.candidates[0]] == order[0][:7]
+    going_on = [token for token in order[2] if token not in ends][:2]
+    assert {one.token for one in sampled.candidates[2]} == {*order[2][:2], *going_on}
+    logprobs = logits[0].double().log_softmax(dim=-1)
+    for one in sampled.candidates[0]:
+        assert one.score == one.logprob == pytest.approx(logprobs[one.token].item())
+
+
+def test_controls_edit_the_scores_of_candidates_and_forbidden_tokens_are_none():
+    logits = random_logits()
+    best = logits[0].argsort(descending=True).tolist()
+    controls = RowControls(
+        temperature=0.0, beams=50, stop_ids=frozenset(best[:1]), min_tokens=1, logit_bias={5: -20.0}
+    )
+    candidates = {one.token: one for one in sample(logits, [row(controls)]).candidates[0]}
+    assert set(candidates) == set(range(VOCAB)) - {best[0]}
+    assert candidates[5].score == pytest.approx(candidates[5].logprob - 20)
+    assert candidates[best[1]].score == candidates[best[1]].logprob, "not normalised again"
