@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from loadtest.allocation_bench import POOL_TOKENS, PROFILE, Usage, compare, demands
+from loadtest.allocation_bench import REQUESTS as REQUESTED
+from loadtest.allocation_bench import report as report_of
 from loadtest.cache_bench import (
     BLOCKS,
     REQUESTS,
@@ -60,8 +64,8 @@ def bench(
     """Measure what the engine's own work costs, without a model.
 
     Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend,
-    planning behind long queues, and the prefix cache, in CPU time. Needs no weights and takes some
-    twenty seconds.
+    planning behind long queues, and the prefix cache, in CPU time; and in virtual time what paging
+    saves against reserving blocks. Needs no weights and takes some twenty seconds.
 
     \b
     Examples:
@@ -71,16 +75,19 @@ def bench(
     """
     prompts = _prompts(trace)
     with _progress() as progress:
-        task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1))
+        task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1) + 1)
         figures = measure_host(Repeats(rounds, steps), waiting, lambda: progress.advance(task))
         figures["block_layer"] = measure_block_layer(
             prompts, rounds, lambda: progress.advance(task)
         )
+        usages = compare(demands())
+        progress.advance(task)
+    figures["allocation"] = report_of(usages)
     report = {**figures, "rounds": rounds, "steps": steps, "versions": versions(), "cpu": cpu()}
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        Console().print(_host_table(report))
+        Console().print(_host_table(report), _allocation_table(usages), sep="\n\n")
 
 
 def _prompts(trace: Path | None) -> list[Prompt]:
@@ -125,6 +132,30 @@ def _host_table(report: dict[str, Any]) -> Table:
     layer = report["block_layer"]
     table.add_row("block layer, requests a second", f"{layer['requests_per_s']:,.0f}", "")
     table.add_row("block layer, blocks a second", f"{layer['blocks_per_s']:,.0f}", "")
+    return table
+
+
+def _allocation_table(usages: Mapping[str, Usage]) -> Table:
+    """One column for each allocation."""
+    table = Table(
+        title="KV blocks paged, and reserved for the longest answer",
+        caption=f"{REQUESTED} requests over {POOL_TOKENS:,} tokens of KV, profile {PROFILE}",
+    )
+    table.add_column("means over virtual time")
+    for name in usages:
+        table.add_column(name, justify="right")
+    rows: list[tuple[str, Callable[[Usage], str]]] = [
+        ("requests that run at once", lambda usage: f"{usage.running:.1f}"),
+        ("output tokens a second", lambda usage: f"{usage.output_tok_s:,.0f}"),
+        ("held, tokens", lambda usage: f"{usage.held_tokens:,.0f}"),
+        ("held and empty, tokens", lambda usage: f"{usage.waste_tokens:,.0f}"),
+        ("that is of what is held", lambda usage: f"{usage.waste_fraction:.1%}"),
+        ("empty, tokens a sequence", lambda usage: f"{usage.waste_per_sequence:,.1f}"),
+        ("at most", lambda usage: f"{usage.most_waste_per_sequence:,}"),
+        ("preemptions", lambda usage: f"{usage.preemptions:,}"),
+    ]
+    for name, cell in rows:
+        table.add_row(name, *map(cell, usages.values()))
     return table
 
 

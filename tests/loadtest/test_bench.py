@@ -30,6 +30,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "churn_rows_per_s",
         "waiting_ms",
         "block_layer",
+        "allocation",
         "rounds",
         "steps",
         "versions",
@@ -40,12 +41,20 @@ def test_json_has_the_keys_that_scripts_read() -> None:
     assert all(figure > 0 for figure in [*figures, *report["waiting_ms"].values()])
     assert set(report["versions"]) >= {"octavo", "python", "numpy"}
     assert report["cpu"]["cores"] >= 1
+    assert set(report["allocation"]) == {"paged", "reserve"}
+    assert set(report["allocation"]["paged"]) >= {"running", "output_tok_s", "waste_fraction"}
 
 
 def test_the_table_names_every_measurement_and_no_bar_is_drawn_off_a_terminal() -> None:
     result = bench(*QUICK)
     assert result.exit_code == 0
-    for words in ("schedule + land", "hand-over", "rows a second", "schedule with 30 waiting"):
+    for words in (
+        "schedule + land",
+        "hand-over",
+        "rows a second",
+        "schedule with 30 waiting",
+        "reserve",
+    ):
         assert words in result.stdout
     assert result.stderr == ""
 
