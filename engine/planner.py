@@ -296,6 +296,10 @@ class Planner:
         """Push out running requests that the policy lets `head` push out, if that lets it in."""
         if not self.guard.displaces_anybody:
             return False
+        running = self.roster.running.values()
+        worse = {request for request in running if self.guard.displaces(head.view, request.view)}
+        if not worse:
+            return False  # the usual case, in every step behind a full house
         chosen: list[Request] = []
         wanted = self._to_take(head)
         rows = self.roster.rows + head.rows
@@ -303,7 +307,7 @@ class Planner:
         for request in self._displaceable(head, plan):
             if rows <= self.limits.rows and wanted <= blocks:
                 break
-            if self.guard.displaces(head.view, request.view):
+            if request in worse:
                 chosen.append(request)
                 rows -= request.rows
                 blocks += self.memory.private(request) + sum(

@@ -93,6 +93,22 @@ def test_who_was_let_in_by_its_age_is_not_pushed_out_by_who_came_too_late_to_ove
     assert displacements(harness) == []
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_urgent_request_takes_the_blocks_it_lacks_from_the_youngest_of_the_worst(depth) -> None:
+    harness = Harness(policy=Priority, blocks=16, rows=8, budget=128, depth=depth)
+    running = [harness.submit(50, max_tokens=10, priority=p) for p in (3, 1, 3, 3)]
+    for _ in range(3):
+        harness.step()
+    urgent = harness.submit(90, max_tokens=2, priority=0)
+    for _ in range(2 + depth):
+        harness.step()
+    assert harness.tokens(urgent)
+    assert displacements(harness) == [(running[3], urgent), (running[2], urgent)]
+    harness.run()
+    for request in running:
+        assert harness.tokens(request) == [request * 1000 + i for i in range(10)]
+
+
 def test_a_displaced_request_is_the_first_of_its_class_again() -> None:
     harness = Harness(policy=Priority, rows=1)
     low = [harness.submit(4, max_tokens=8, priority=5) for _ in range(3)]
