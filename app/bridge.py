@@ -98,10 +98,11 @@ class Stream:
         """Take an output in; False if the reader lags too far and must be cut."""
         if output.index not in self._open:
             return True
-        if output.finish is not None:
+        if output.finish is None:
+            self._lag += len(output.tokens)
+        else:  # however much it says, nothing comes after it to lag behind
             self._open.discard(output.index)
         self._waiting.append(output)
-        self._lag += len(output.tokens)
         self._wake.set()
         return self._lag <= self._max_lag
 
@@ -213,10 +214,10 @@ class Bridge:
         on_cut: called on the event loop if the reader lags so far that its stream is cut.
         Raises Overloaded or NotReady before anything crosses.
         """
-        self.require_room(submission.n)
+        self.require_room(submission.sequences)
         stream = Stream(self, submission, self._max_lag, on_cut)
         self._streams[submission.id] = stream
-        self._sequences += submission.n
+        self._sequences += submission.sequences
         self._idle.clear()
         self.post(submission)
         try:
@@ -225,7 +226,7 @@ class Bridge:
             yield stream
         finally:
             del self._streams[submission.id]
-            self._sequences -= submission.n
+            self._sequences -= submission.sequences
             if not self._streams:
                 self._idle.set()
             if not stream.finished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.logprobs import Entry
@@ -67,6 +67,19 @@ def merge(pieces: Sequence[Piece]) -> Piece:
         pieces[-1].finish_reason,
         pieces[-1].stop_reason,
     )
+
+
+def likeliest(pieces: Mapping[Choice, Sequence[Piece]], count: int) -> list[Choice]:
+    """The `count` choices with the highest log-probability a token, highest first.
+
+    pieces: all of each choice, with log-probabilities.
+    """
+
+    def mean(choice: Choice) -> float:
+        known = [entry for piece in pieces[choice] for _, entry in piece.entries]
+        return sum(entry.logprob for entry in known) / len(known)
+
+    return sorted(pieces, key=mean, reverse=True)[:count]
 
 
 def coalesce(pieces: Sequence[Piece]) -> Sequence[Piece]:

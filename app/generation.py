@@ -7,6 +7,7 @@ import time
 import uuid
 from dataclasses import dataclass
 
+from app.answers import Answers, answers_of
 from app.chunks import Identity
 from app.dialects import CHAT, COMPLETION, Dialect
 from app.errors import invalid
@@ -29,8 +30,12 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What to submit, and how to speak about what comes back."""
+    """What to submit, and how to speak about what comes back.
 
+    answers: how many of the sequences become choices, and which.
+    """
+
+    answers: Answers
     submission: Submission
     identity: Identity
     dialect: Dialect
@@ -64,12 +69,17 @@ def prepare_completion(service: Service, body: bytes, arrival: float) -> Generat
     return _generation(service, request, COMPLETION, prompt, max_tokens, arrival)
 
 
-def row_controls(service: Service, request: Generate) -> RowControls:
+def row_controls(service: Service, request: Generate, answers: Answers) -> RowControls:
     """The sampling record of a checked request.
 
     A seed that is not given is drawn here, so that a request is reproducible from its submission.
     """
     temperature = 1.0 if request.temperature is None else request.temperature
+    if answers.beams is not None:
+        temperature = 0.0  # nothing is drawn
+    logprobs = request.alternatives
+    if answers.ranked and logprobs is None:
+        logprobs = 0  # those of the tokens themselves
     return RowControls(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_k=_top_k(service, request),
@@ -84,7 +94,7 @@ def row_controls(service: Service, request: Generate) -> RowControls:
         ignore_eos=bool(request.ignore_eos),
         eos_ids=service.tokenizer.eos_ids,
         stop_ids=frozenset(request.stop_token_ids or ()),
-        logprobs=request.alternatives,
+        logprobs=logprobs,
     )
 
 
@@ -108,8 +118,6 @@ def _check(service: Service, request: Generate) -> None:
     bias = request.bias
     if len(bias) > limits.max_logit_bias:
         raise invalid(f"At most {limits.max_logit_bias} entries are allowed.", "logit_bias")
-    if (request.n or 1) > limits.max_open_requests:
-        raise invalid(f"At most {limits.max_open_requests} choices are possible here.", "n")
     check_ids(service, tuple(bias), "logit_bias")
     check_ids(service, request.stop_token_ids or (), "stop_token_ids")
 
@@ -122,7 +130,8 @@ def _generation(
     max_tokens: int,
     arrival: float,
 ) -> Generation:
-    controls = row_controls(service, request)
+    answers = answers_of(request, service.limits.max_open_requests)
+    controls = row_controls(service, request, answers)
     if controls.min_tokens > max_tokens:
         raise invalid(f"min_tokens is above the limit of {max_tokens} tokens.", "min_tokens")
     salt = salt_of(request.cache_salt or "")
@@ -132,13 +141,15 @@ def _generation(
         max_tokens=max_tokens,
         controls=controls,
         arrival=arrival,
-        n=request.n or 1,
+        n=answers.chosen_from if answers.beams is None else answers.count,
+        beams=answers.beams,
         priority=request.priority or 0,
         salt=salt,
         prompt_keys=block_keys(prompt, salt),
     )
     identity = Identity(dialect.id_prefix + uuid.uuid4().hex, int(time.time()), service.model_id)
     return Generation(
+        answers=answers,
         submission=submission,
         identity=identity,
         dialect=dialect,

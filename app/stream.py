@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.bridge import LAGGED, Stream
-from app.choices import Choice, Piece, coalesce
+from app.choices import Choice, Piece, coalesce, likeliest
 from app.chunks import DONE, KEEPALIVE, Chunks, completion_body, error_event
 from app.connection import last_words
 from app.directory import Names
@@ -101,15 +101,17 @@ class GenerationResponse:
 
     async def _whole(self, reader: Reader, receive: Receive) -> Response:
         pieces = await unless_left(receive, self._read_all(reader))
+        answers = self._generation.answers
+        chosen = likeliest(pieces, answers.count) if answers.ranked else self._choices
         choices = [
             {
-                "index": choice.index,
+                "index": index,
                 **self._generation.dialect.content("".join(p.text for p in pieces[choice])),
                 "logprobs": self._render_logprobs(choice, pieces[choice]),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
             }
-            for choice in self._choices
+            for index, choice in enumerate(chosen)
         ]
         generation = self._generation
         body = completion_body(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, PlainValidator, field_validator
 
 from app.schemas.parsing import refused, unsupported
-from app.schemas.sampling import Generate, PositiveInt, only
+from app.schemas.sampling import MAX_N, Generate
 
 
 def one_prompt(value: Any) -> str | list[int]:
@@ -31,7 +31,7 @@ Prompt: TypeAlias = Annotated[str | list[int], PlainValidator(one_prompt)]
 class CompletionRequest(Generate):
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: Annotated[PositiveInt, only(1, "best_of")] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     echo: bool | None = None
     suffix: str | None = None
 
@@ -48,6 +48,10 @@ class CompletionRequest(Generate):
         if value:
             raise unsupported("suffix is not supported")
         return value
+
+    @property
+    def best_from(self) -> int | None:
+        return self.best_of
 
     @property
     def alternatives(self) -> int | None:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic.functional_validators import field_validator
 
-from app.schemas.parsing import WireModel, refused, unsupported
+from app.schemas.parsing import WireModel, refused
+from engine.beam_search import MAX_PENALTY
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-
-def only(default: float, name: str) -> AfterValidator:
-    """Accept `default` alone: the field exists, its other values are not supported yet."""
-
-    def check(value: float) -> float:
-        if value != default:
-            raise unsupported(f"{name} other than {default:g} is not supported")
-        return value
-
-    return AfterValidator(check)
 
 
 def number(minimum: float, maximum: float) -> Any:
@@ -48,7 +38,7 @@ def _keyed_by_ids(value: dict[str, float]) -> dict[str, float]:
 
 
 MAX_N = 128
-"""OpenAI's bound on `n`; the rows of a step bound it, too."""
+"""OpenAI's bound on `n`, here on `best_of` as well; the rows of a step bound them, too."""
 
 PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
@@ -95,6 +85,9 @@ class Generate(WireModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, number(-MAX_PENALTY, MAX_PENALTY)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     @field_validator("stream_options")
     @classmethod
@@ -114,6 +107,11 @@ class Generate(WireModel):
     def token_limit(self) -> int | None:
         """Tokens to generate at most, as the client said."""
         return self.max_tokens
+
+    @property
+    def best_from(self) -> int | None:
+        """Of how many sequences the answers are the best; None if the client does not say."""
+        return None
 
     @property
     def alternatives(self) -> int | None:

@@ -4,6 +4,7 @@ import pytest
 from support.engines import GREEDY, Harness
 
 from engine.backends.simulated import SimulatedBackend
+from engine.beam_search import BeamSearch
 from engine.clock import VirtualClock
 from engine.controls import RowControls
 from engine.cost import LinearCost
@@ -60,3 +61,10 @@ def test_each_move_to_host_memory_and_back_takes_its_time() -> None:
     backend.sample(ticket, [])
     backend.collect(ticket)
     assert clock.now() == 0.25 + 3 * 0.5
+
+
+def test_beams_go_on_with_the_token_or_with_the_next_ids() -> None:
+    harness = Harness(backend=SimulatedBackend(LinearCost(), 64, wait=lambda seconds: None))
+    request = harness.submit(4, max_tokens=3, n=2, beams=BeamSearch(2))
+    harness.run()
+    assert [bytes(harness.tokens(request, index)) for index in range(2)] == [b"abc", b"abd"]
