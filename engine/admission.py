@@ -144,7 +144,9 @@ class Admission:
         known = sum(len(sequence.tokens) for sequence in head.open_sequences)
         again = min(head.computed_peak, known)
         recomputed = max(0, again - cached)
+        first = 0
         if head.preemptions == 0:
+            first = known - cached - sum(map(memory.fork_tokens, head.open_sequences[1:]))
             head.admitted_at = self._step.now
             head.cached = cached
             roster.counters.admitted += 1
@@ -153,7 +155,8 @@ class Admission:
         roster.start(head)
         memory.begin(head, found)
         roster.log("admit", head.id, self._forced, recomputed)
-        roster.events.append(Admitted(head.view, known - max(again, cached), recomputed))
+        roster.service.admitted(head, first)
+        roster.events.append(Admitted(head.view, first, recomputed))
         roster.notify()
         if self._aside:
             for request in self._aside:

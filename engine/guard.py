@@ -13,13 +13,15 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.decisions import DecisionSink, no_log
 from policies.base import (
     ACCEPT,
+    OWN,
+    SERVICE,
     Accept,
     Demote,
     Event,
@@ -28,6 +30,7 @@ from policies.base import (
     Policy,
     Reject,
     RequestView,
+    Service,
     Share,
     StepView,
     Verdict,
@@ -41,6 +44,7 @@ ASKED = (
     "admit",
     "flow",
     "key",
+    "prefix_key",
     "pick",
     "rank",
     "share",
@@ -106,6 +110,7 @@ class Guard:
         self._passed_over = 0
         self._held_since = math.inf
         self._muted = False
+        self._exports: dict[type[Policy], dict[str, Any]] = {}
         self._learn_abilities()
 
     # ---------------------------------------------------------------- who is in charge
@@ -114,6 +119,11 @@ class Guard:
     def fallen_back(self) -> bool:
         """Whether FCFS decides in place of the policy."""
         return self._fallback_until is not None
+
+    @property
+    def follows_prefixes(self) -> bool:
+        """Whether who is in charge orders by what the prefix cache holds."""
+        return type(self._active).prefix_key is not Policy.prefix_key
 
     def begin_step(self, step: int) -> bool:
         """Start the books of a step. True if another policy is in charge than in the last one.
@@ -138,16 +148,27 @@ class Guard:
         self._muted = False
         self._learn_abilities()
 
-    def hand_over(self, policy: Policy, live: Sequence[RequestView], step: StepView) -> None:
-        """Replace the policy and give the new one what the old one exports."""
-        state: dict[str, Any] = {}
+    def hand_over(
+        self,
+        policy: Policy,
+        live: Sequence[RequestView],
+        step: StepView,
+        service: Mapping[str, Service],
+    ) -> None:
+        """Replace the policy; the new one gets what the old one exports and what the engine knows.
+
+        What a policy exports is kept until its like is in charge again.
+        """
+        exported: dict[str, Any] = {}
         try:
-            state = self.policy.export()
+            exported = dict(self.policy.export())
         except BaseException:
             self.saves["exception"] += 1
+        self._exports[type(self.policy)] = exported
+        own = self._exports.get(type(policy), {})
         self.replace(policy)
         try:
-            policy.restore(state, live, step)
+            policy.restore({**exported, OWN: own, SERVICE: service}, live, step)
         except BaseException as error:
             self.saves["exception"] += 1
             self.fall_back(f"restore raised {type(error).__name__}")
@@ -216,6 +237,10 @@ class Guard:
     def place(self, request: RequestView) -> tuple[Hashable, Key]:
         """The flow that a request joins, and its key there."""
         return self._ask("flow", _flow, request), self._ask("key", _key, request)
+
+    def prefix_key(self, request: RequestView, cached: int) -> Key:
+        """The key of a waiting request of which `cached` tokens are cached."""
+        return self._ask("prefix_key", _key, request, cached)
 
     def rank(self, request: RequestView) -> Key:
         return self._ask("rank", _key, request)

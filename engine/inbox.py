@@ -24,6 +24,7 @@ class Submission:
     salt: requests with different salts share no cached block (`engine.prefix.salt_of`).
     prompt_keys: `engine.prefix.block_keys` of prompt and salt, made off the engine thread; empty
     if nobody made them.
+    weight: the tenant's share beside others', for policies that share; positive and finite.
     Raises ValueError for anything else, on the thread that makes it.
     """
 
@@ -35,6 +36,7 @@ class Submission:
     n: int = 1
     beams: BeamSearch | None = None
     tenant: str = "default"
+    weight: float = 1.0
     slo_class: str = "default"
     priority: int = 0
     ttft_deadline: float = math.inf
@@ -50,6 +52,8 @@ class Submission:
             raise ValueError(f"max_tokens {self.max_tokens} and n {self.n} must be at least 1")
         if self.beams is not None and self.beams.width < self.n:
             raise ValueError(f"{self.beams.width} beams cannot answer with {self.n} sequences")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight {self.weight} must be positive and finite")
 
     @property
     def sequences(self) -> int:

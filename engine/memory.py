@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK
 from engine.blocks import BlockPool, blocks_for
@@ -89,13 +91,17 @@ class KVMemory:
 
         The last known token is always left to compute, so that there are logits to sample from.
         """
+        return self.pool.match(self.keys(request))
+
+    def keys(self, request: Request) -> list[bytes]:
+        """The keys of the blocks that a waiting request could begin with, if they were cached."""
         if not self.cache:
             return []
         leader = request.open_sequences[0]
         chain = self._chain(leader)
         if len(leader.tokens) // BLOCK > len(chain.keys):
             chain.grow(leader.tokens)
-        return self.pool.match(chain.keys[: (len(leader.tokens) - 1) // BLOCK])
+        return chain.keys[: (len(leader.tokens) - 1) // BLOCK]
 
     def adopt(self, sequence: Sequence, blocks: list[int]) -> None:
         """Let a sequence without blocks begin with cached ones."""
@@ -200,7 +206,10 @@ class KVMemory:
     def private(self, request: Request) -> int:
         """Blocks of a request that nobody shares: what taking them from it would free."""
         references = self.pool.references
-        return sum(references(block) == 1 for s in request.sequences for block in s.table)
+        if len(request.sequences) == 1:
+            return sum(references(block) == 1 for block in request.sequences[0].table)
+        own = Counter(block for sequence in request.sequences for block in sequence.table)
+        return sum(references(block) == count for block, count in own.items())
 
     def wanted(self, request: Request) -> int:
         """Blocks that admission asks for: those of all known tokens, a shared prompt once.

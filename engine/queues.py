@@ -2,79 +2,44 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Hashable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
 
+from engine.heap import AddressableHeap
 from engine.request import Request, RequestProxy
 
-Item = TypeVar("Item", bound=Hashable)
+
+class FlowOrder(Protocol):
+    """The waiting requests of one flow (see `AddressableHeap`)."""
+
+    def __len__(self) -> int: ...
+    def push(self, item: Request, key: Any, /) -> None: ...
+    def remove(self, item: Request, /) -> None: ...
+    def first(self) -> tuple[Any, Request]: ...
 
 
-class AddressableHeap(Generic[Item]):
-    """A heap from which any item can be removed or re-keyed, in O(log n) amortised.
-
-    Removed entries stay in the list, marked dead, until they surface or outnumber the living.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[Any, int, Item]] = []
-        self._live: dict[Item, tuple[Any, int, Item]] = {}
-        self._sequence = 0
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def __contains__(self, item: Item) -> bool:
-        return item in self._live
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._live)
-
-    def push(self, item: Item, key: Any) -> None:
-        """Add the item, or change its key. Equal keys leave in the order of their push."""
-        self._sequence += 1
-        entry = (key, self._sequence, item)
-        self._live[item] = entry
-        heapq.heappush(self._heap, entry)
-        self._compact()
-
-    def remove(self, item: Item) -> None:
-        """Take the item out. Raises KeyError if it is not in."""
-        del self._live[item]
-        self._compact()
-
-    def first(self) -> tuple[Any, Item]:
-        """The smallest key and its item. Raises LookupError if the heap is empty."""
-        heap = self._heap
-        while heap:
-            entry = heap[0]
-            if self._live.get(entry[2]) is entry:
-                return entry[0], entry[2]
-            heapq.heappop(heap)
-        raise LookupError("the heap is empty")
-
-    def peek(self) -> Item:
-        """The item with the smallest key. Raises LookupError if the heap is empty."""
-        return self.first()[1]
-
-    def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._live) + 64:
-            self._heap = list(self._live.values())
-            heapq.heapify(self._heap)
+MakeFlow = Callable[[], FlowOrder]
 
 
 class Lane:
-    """The waiting requests of one class: a heap per flow, one over the heads, one by ticket."""
+    """The waiting requests of one class: a heap per flow, one over the heads, one by ticket.
 
-    def __init__(self) -> None:
-        self.flows: dict[Hashable, AddressableHeap[Request]] = {}
-        self.heads: AddressableHeap[Hashable] = AddressableHeap()
+    make_flow: makes the order of a flow that does not move by itself; given None, flows are plain
+    heaps. Those that do move have no heap over their heads: `best_flow` looks at each.
+    """
+
+    def __init__(self, make_flow: MakeFlow | None) -> None:
+        self.flows: dict[Hashable, FlowOrder] = {}
         self.tickets: AddressableHeap[Request] = AddressableHeap()
+        self._make_flow: MakeFlow = make_flow or AddressableHeap[Request]
+        self._heads: AddressableHeap[Hashable] | None = None if make_flow else AddressableHeap()
 
     def push(self, request: Request, flow: Hashable, key: Any) -> None:
-        self.flows.setdefault(flow, AddressableHeap()).push(request, key)
+        order = self.flows.get(flow)
+        if order is None:
+            order = self.flows[flow] = self._make_flow()
+        order.push(request, key)
         self.tickets.push(request, request.ticket)
         self._refresh(flow)
 
@@ -83,14 +48,22 @@ class Lane:
         self.tickets.remove(request)
         self._refresh(flow)
 
+    def best(self) -> tuple[Any, Hashable]:
+        """The smallest key of all heads, and its flow. Somebody must wait."""
+        if self._heads is not None:
+            return self._heads.first()
+        entries = ((order.first()[0], flow) for flow, order in self.flows.items())
+        return min(entries, key=lambda entry: entry[0])
+
     def _refresh(self, flow: Hashable) -> None:
         """Keep the heap of heads true after a change in `flow`."""
-        heap = self.flows[flow]
-        if heap:
-            self.heads.push(flow, heap.first()[0])
-        else:
+        order = self.flows[flow]
+        if not order:
             del self.flows[flow]
-            self.heads.remove(flow)
+            if self._heads is not None:
+                self._heads.remove(flow)
+        elif self._heads is not None:
+            self._heads.push(flow, order.first()[0])
 
 
 class WaitingQueue:
@@ -104,6 +77,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.closed: set[str] = set()
         self.heads = HeadsProxy(self)
+        self._make_flow: MakeFlow | None = None
         self._lanes: dict[str, Lane] = {}
         self._deadlines: AddressableHeap[Request] = AddressableHeap()
         self._places: dict[Request, tuple[Lane, Hashable]] = {}
@@ -126,15 +100,23 @@ class WaitingQueue:
         lane = self._lanes.get(slo_class)
         return len(lane.tickets) if lane else 0
 
-    def everybody(self) -> list[Request]:
-        """All waiting requests, in no particular order."""
-        return list(self._places)
+    def reset(self, make_flow: MakeFlow | None) -> list[Request]:
+        """Take everybody out, and keep the flows of who comes from now on in orders made like this.
+
+        None: in heaps by key. Returns who waited, in no particular order.
+        """
+        requests = list(self._places)
+        self._make_flow = make_flow
+        self._lanes.clear()
+        self._places.clear()
+        self._deadlines = AddressableHeap()
+        return requests
 
     def push(self, request: Request, flow: Hashable, key: Any) -> None:
         """Let the request wait in `flow` under `key`; the ticket breaks ties."""
         lane = self._lanes.get(request.slo_class)
         if lane is None:
-            lane = self._lanes[request.slo_class] = Lane()
+            lane = self._lanes[request.slo_class] = Lane(self._make_flow)
         self._places[request] = (lane, flow)
         lane.push(request, flow, (key, request.ticket))
         if request.submission.queue_deadline < math.inf and request.preemptions == 0:
@@ -199,7 +181,7 @@ class WaitingQueue:
         lanes = self._open()
         if not lanes:
             raise LookupError("nobody waits in an open class")
-        return min((lane.heads.first() for lane in lanes), key=lambda entry: entry[0])[1]
+        return min((lane.best() for lane in lanes), key=lambda entry: entry[0])[1]
 
 
 class HeadsProxy:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from engine.batch import BLOCK
 from engine.beam_search import Beam, BeamSearch, Search
 from engine.blocks import blocks_for
 from engine.inbox import Submission
 from engine.prefix import KeyChain
 from policies.base import Phase
+
+if TYPE_CHECKING:
+    from engine.memory import KVMemory
 
 
 class Sequence:
@@ -136,7 +141,7 @@ class Request:
         "view",
     )
 
-    def __init__(self, submission: Submission, ticket: int) -> None:
+    def __init__(self, submission: Submission, ticket: int, memory: KVMemory) -> None:
         self.submission = submission
         self.id = submission.id
         self.ticket = ticket
@@ -155,7 +160,7 @@ class Request:
             self.sequences = [Sequence(self, index) for index in range(submission.n)]
         else:
             self._start_search(submission.beams)
-        self.view = RequestProxy(self)
+        self.view = RequestProxy(self, memory)
 
     def _start_search(self, settings: BeamSearch) -> None:
         submission = self.submission
@@ -209,10 +214,11 @@ class Request:
 class RequestProxy:
     """The live, read-only view of a request that policies get (`policies.base.RequestView`)."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_memory", "_request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, memory: KVMemory) -> None:
         self._request = request
+        self._memory = memory
 
     def __repr__(self) -> str:
         return f"<request {self.id} ticket {self.ticket} {self.phase.value}>"
@@ -228,6 +234,10 @@ class RequestProxy:
     @property
     def tenant(self) -> str:
         return self._request.submission.tenant
+
+    @property
+    def weight(self) -> float:
+        return self._request.submission.weight
 
     @property
     def slo_class(self) -> str:
@@ -263,7 +273,10 @@ class RequestProxy:
 
     @property
     def cached(self) -> int:
-        return self._request.cached
+        request = self._request
+        if request.phase in (Phase.WAITING, Phase.PREEMPTED):
+            return len(self._memory.found(request)) * BLOCK
+        return request.cached
 
     @property
     def computed(self) -> int:
@@ -287,7 +300,7 @@ class RequestProxy:
 
     @property
     def private_blocks(self) -> int:
-        return self.blocks  # an upper bound: shared prompts count for each who shares them
+        return self._memory.private(self._request)
 
     @property
     def recompute(self) -> int:

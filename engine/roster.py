@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 
+from engine.batch import BLOCK
 from engine.decisions import DecisionSink
 from engine.guard import Guard
 from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.outputs import Counters
+from engine.prefix_order import PrefixChanges, PrefixOrder
 from engine.queues import WaitingQueue
 from engine.request import Request, Sequence
+from engine.service import ServiceBook
 from policies.base import Event, Phase
 
 
 class Roster:
-    """Live requests: waiting or running; of the running sequences, prefilling or decoding."""
+    """Live requests: waiting or running; of the running sequences, prefilling or decoding.
+
+    moves: grows whenever who runs changes, or what of it prefills or decodes.
+    """
 
     def __init__(
         self,
@@ -24,6 +30,7 @@ class Roster:
         limits: Limits,
         log: DecisionSink,
         counters: Counters,
+        service: ServiceBook,
     ) -> None:
         self.guard = guard
         self.memory = memory
@@ -31,6 +38,8 @@ class Roster:
         self.log = log
         self.waiting = WaitingQueue()
         self.counters = counters
+        self.service = service
+        self.moves = 0
         self.requests: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         # Insertion order of decodes is least recently served first.
@@ -39,6 +48,8 @@ class Roster:
         self.running_by_class: Counter[str] = Counter()
         self.rows = 0  # that running requests hold
         self.events: list[Event] = []
+        self._changes = PrefixChanges(memory.pool.find)
+        self._prepare()
 
     # ---------------------------------------------------------------- moves
 
@@ -54,12 +65,30 @@ class Roster:
 
     def requeue_all(self) -> None:
         """Queue everybody anew: another policy is in charge."""
-        for request in self.waiting.everybody():
+        for request in self._prepare():
+            self.enqueue(request)
+
+    def prefix_changed(self, request: Request) -> None:
+        """The tokens by which a waiting request is found in the prefix cache are others now."""
+        if self.guard.follows_prefixes and self.waiting.holds(request):
             self.requeue(request)
+
+    def _prepare(self) -> list[Request]:
+        """Empty the queue and make it as the policy wants it; returns who waited."""
+        follows = self.guard.follows_prefixes
+        self.memory.pool.on_change = self._changes.note if follows else None
+        return self.waiting.reset(self._make_flow if follows else None)
+
+    def _make_flow(self) -> PrefixOrder:
+        return PrefixOrder(self._changes, self.memory.keys, self._place, BLOCK)
+
+    def _place(self, request: Request, cached: int) -> tuple[object, int]:
+        return (self.guard.prefix_key(request.view, cached), request.ticket)
 
     def start(self, request: Request) -> None:
         """From waiting to running."""
         self.waiting.remove(request)
+        self.moves += 1
         request.phase = Phase.PREFILL
         self.running[request.id] = request
         self.running_by_class[request.slo_class] += 1
@@ -96,12 +125,14 @@ class Roster:
         """A sequence is complete: its row and its blocks serve others."""
         self.rows -= sequence.request.id in self.running
         sequence.done = True
+        self.moves += 1
         self.decoding.pop(sequence, None)
         self.prefilling.pop(sequence, None)
         self.memory.release(sequence)
 
     def became_decode(self, sequence: Sequence) -> None:
         """All known tokens of a sequence are computed, or will be when its row has landed."""
+        self.moves += 1
         del self.prefilling[sequence]
         self.decoding[sequence] = None
         request = sequence.request
@@ -110,6 +141,7 @@ class Roster:
 
     def became_prompt(self, sequence: Sequence) -> None:
         """The row that would have completed a sequence's known tokens came to nothing."""
+        self.moves += 1
         del self.decoding[sequence]
         self.prefilling[sequence] = None
         sequence.request.phase = Phase.PREFILL
@@ -130,6 +162,7 @@ class Roster:
             sequence.request.phase = Phase.PREFILL
 
     def _stop(self, request: Request) -> None:
+        self.moves += 1
         del self.running[request.id]
         self.rows -= request.rows
         self.running_by_class[request.slo_class] -= 1

@@ -40,6 +40,7 @@ from engine.planner import Planner
 from engine.request import Request
 from engine.request import Sequence as EngineSequence
 from engine.roster import Roster
+from engine.service import ServiceBook
 from engine.step import StepProxy
 from policies.base import (
     Arrived,
@@ -81,18 +82,22 @@ class Scheduler:
         self.guard = Guard(policy, guard or GuardSettings(), log, cpu_clock)
         self.memory = KVMemory(pool, cache=prefix_cache, allocation=allocation)
         self.counters = Counters()
-        self.roster = Roster(self.guard, self.memory, limits, log, self.counters)
+        self.service = ServiceBook()
+        self.roster = self._make_roster()
         self.planner = Planner(self.roster, self._shed)
         self._outputs: list[Output] = []
         self._flights: deque[Flight] = deque()
         self._next_ticket = 0
         self._next_step = 0
 
+    def _make_roster(self) -> Roster:
+        return Roster(self.guard, self.memory, self.limits, self.log, self.counters, self.service)
+
     # ---------------------------------------------------------------- the door
 
     def submit(self, submission: Submission, now: float) -> None:
         """Take a request in; a refusal becomes its first and only output."""
-        request = Request(submission, self._next_ticket)
+        request = Request(submission, self._next_ticket, self.memory)
         self._next_ticket += 1
         self.counters.arrived += 1
         failure = self._never_fits(request) or self._judge(request, now)
@@ -141,6 +146,7 @@ class Scheduler:
             policy,
             [request.view for request in roster.requests.values()],
             StepProxy(roster, self._next_step, now),
+            self.service.totals(),
         )
         roster.requeue_all()
         self.log("policy", type(policy).__name__)
@@ -344,6 +350,9 @@ class Scheduler:
         generated = len(tokens) - request.prompt_length
         request.last_token_at = now
         self.counters.generated_tokens += 1
+        self.service.generated(request, 1)
+        if request.phase is Phase.PREEMPTED:
+            self.roster.prefix_changed(request)
         if self.guard.observes:
             self.roster.events.append(Tokens(request.view, 1))
         finish = timing = None
@@ -375,6 +384,7 @@ class Scheduler:
         computed = len(request.sequences)
         request.last_token_at = now
         self.counters.generated_tokens += computed
+        self.service.generated(request, computed)
         if self.guard.observes:
             roster.events.append(Tokens(request.view, computed))
         found = beam_groups.resolve(request, search, self.memory)
@@ -415,7 +425,9 @@ class Scheduler:
         request = sequence.request
         self.log("finish", request.id, sequence.index, finish.reason.value)
         self.roster.end_sequence(sequence)
-        if not request.rows:
+        if request.rows:
+            self.roster.prefix_changed(request)
+        else:
             self.counters.finished += 1
             self.roster.events.append(Finished(request.view))
             self.roster.drop(request)
@@ -443,7 +455,7 @@ class Scheduler:
             self._refuse(request, FinishReason.ERROR, failure, now)
         pool = BlockPool(self.memory.pool.total)
         self.memory = KVMemory(pool, cache=self.memory.cache, allocation=self.memory.allocation)
-        self.roster = Roster(self.guard, self.memory, self.limits, self.log, self.counters)
+        self.roster = self._make_roster()
         self.planner = Planner(self.roster, self._shed)
         self._flights.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -14,14 +15,30 @@ if TYPE_CHECKING:
 
 
 class StepProxy:
-    """Reads the roster it belongs to; what takes a loop is computed when asked for."""
+    """Reads the roster it belongs to; what takes a loop is computed when asked for, and kept until
+    who runs changes."""
 
-    __slots__ = ("_index", "_now", "_roster")
+    __slots__ = ("_counts", "_counts_at", "_index", "_now", "_roster")
 
     def __init__(self, roster: Roster, index: int, now: float) -> None:
         self._roster = roster
         self._index = index
         self._now = now
+        self._counts_at = -1
+        self._counts = (0, 0, math.inf)
+
+    def _count(self) -> tuple[int, int, float]:
+        """Requests that prefill, KV tokens that decodes read, tightest TPOT target."""
+        roster = self._roster
+        if self._counts_at != roster.moves:
+            self._counts_at = roster.moves
+            running = roster.running.values()
+            self._counts = (
+                sum(request.phase is Phase.PREFILL for request in running),
+                sum(sequence.reached + 1 for sequence in roster.decoding),
+                min((r.submission.tpot_target for r in running), default=math.inf),
+            )
+        return self._counts
 
     @property
     def now(self) -> float:
@@ -61,7 +78,7 @@ class StepProxy:
 
     @property
     def prefilling(self) -> int:
-        return sum(r.phase is Phase.PREFILL for r in self._roster.running.values())
+        return self._count()[0]
 
     @property
     def decoding(self) -> int:
@@ -69,12 +86,11 @@ class StepProxy:
 
     @property
     def decode_kv_tokens(self) -> int:
-        return sum(sequence.reached + 1 for sequence in self._roster.decoding)
+        return self._count()[1]
 
     @property
     def tightest_tpot(self) -> float:
-        targets = (r.submission.tpot_target for r in self._roster.running.values())
-        return min(targets, default=float("inf"))
+        return self._count()[2]
 
     @property
     def running_by_class(self) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ import enum
 import random
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 
 class Phase(enum.Enum):
@@ -39,6 +39,11 @@ class RequestView(Protocol):
 
     @property
     def tenant(self) -> str: ...
+    @property
+    def weight(self) -> float:
+        """The tenant's share beside others': twice the weight, twice the service. 1 is usual."""
+        ...
+
     @property
     def slo_class(self) -> str: ...
     @property
@@ -69,7 +74,7 @@ class RequestView(Protocol):
     def prompt(self) -> int: ...
     @property
     def cached(self) -> int:
-        """Prompt tokens found in the prefix cache."""
+        """Tokens found in the prefix cache: by a waiting request now, by others at admission."""
         ...
 
     @property
@@ -96,7 +101,7 @@ class RequestView(Protocol):
     def blocks(self) -> int: ...
     @property
     def private_blocks(self) -> int:
-        """Blocks that nobody shares: what preempting the request would give back."""
+        """Blocks that no other request shares: what preempting this one would give back."""
         ...
 
     @property
@@ -221,19 +226,14 @@ class Arrived:
 class Admitted:
     """`first_computed`: prompt tokens to compute for the first time; `recomputed`: again.
 
-    Only the first are charged: preemption is the engine's doing, never the tenant's.
+    Only the first are charged: preemption is the engine's doing, never the tenant's. They are told
+    once, when a request is admitted for the first time: what was cached then and has to be computed
+    after a preemption counts as `recomputed`, and several sequences compute their prompt once.
     """
 
     request: RequestView
     first_computed: int
     recomputed: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixChanged:
-    """The cached prefix of a waiting request grew or shrank."""
-
-    request: RequestView
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +276,7 @@ class StepDone:
     actual: float
 
 
-Event: TypeAlias = (
-    Arrived | Admitted | PrefixChanged | Tokens | Preempted | Finished | Cancelled | Shed | StepDone
-)
+Event: TypeAlias = Arrived | Admitted | Tokens | Preempted | Finished | Cancelled | Shed | StepDone
 
 
 class StepCost(Protocol):
@@ -300,6 +298,21 @@ class Services:
 
     cost: StepCost
     rng: random.Random
+
+
+@dataclass(slots=True)
+class Service:
+    """What a tenant got: prompt tokens computed for the first time (as `Admitted` tells them), and
+    tokens generated. weight: of its latest request."""
+
+    input: int = 0
+    output: int = 0
+    weight: float = 1.0
+
+
+OWN: Final = "own"
+SERVICE: Final = "service"
+"""Names of the engine's entries in the state that `restore` gets."""
 
 
 class Policy:
@@ -326,6 +339,16 @@ class Policy:
     def key(self, request: RequestView) -> tuple[Any, ...]:
         """Order inside the flow, smaller first. Static: it never depends on the time."""
         return (request.ticket,)
+
+    def prefix_key(self, request: RequestView, cached: int) -> tuple[Any, ...]:
+        """Order inside the flow by what the prefix cache holds of each prompt, smaller first.
+
+        Override it, and a request that waits in a flow is always where this puts it, with `cached`
+        tokens of it cached, however often that changes. Requests with the same cached prefix move
+        as one: so with the same `cached` two of a flow must compare as their `key` does, and `key`
+        must not look at `cached`. `heads.best()` then looks at the head of each flow.
+        """
+        return self.key(request)
 
     def pick(self, heads: Heads, step: StepView) -> Hashable | Hold | None:
         """Choose the flow whose head is next; None for nobody this step, or `Hold(until)`."""
@@ -377,7 +400,12 @@ class Policy:
     def restore(
         self, state: Mapping[str, Any], live: Sequence[RequestView], step: StepView
     ) -> None:
-        """Take over from another policy (or an earlier self) with requests in flight."""
+        """Take over from another policy (or an earlier self) with requests in flight.
+
+        `state` is what the other one exports, and two entries of the engine's own: `OWN`, what a
+        policy of this class exported when it was last in charge, {} if none was, and `SERVICE`,
+        `Service` by tenant since the engine started, whoever was in charge.
+        """
 
     def explain(self, request: RequestView, step: StepView) -> str:
         """Say in one sentence why the request waits."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
-from policies.base import Event, Policy, PrefixChanged, RequestView, Services, StepView
+from policies.base import Policy, RequestView, Services, StepView
 
 
 class ShortestFirst(Policy):
@@ -35,12 +35,20 @@ class ShortestFirst(Policy):
             raise ValueError(f"tokens_per_s must be positive and finite, got {tokens_per_s}")
         self._tokens_per_s = tokens_per_s
 
-    def key(self, request: RequestView) -> tuple[Any, ...]:
-        put_off = 0 if request.preemptions else self._uncached(request)
-        return (request.arrival + put_off / self._tokens_per_s, request.ticket)
+    def flow(self, request: RequestView) -> Hashable:
+        return "again" if request.preemptions else "new"
 
-    def observe(self, events: Sequence[Event]) -> Iterable[int]:
-        return [event.request.id for event in events if isinstance(event, PrefixChanged)]
+    def key(self, request: RequestView) -> tuple[Any, ...]:
+        return self.prefix_key(request, 0)
+
+    def prefix_key(self, request: RequestView, cached: int) -> tuple[Any, ...]:
+        at_worst = request.arrival + request.prompt / self._tokens_per_s
+        if request.preemptions:
+            return (request.arrival, request.ticket)
+        return (at_worst - cached / self._tokens_per_s, at_worst, request.ticket)
+
+    def rank(self, request: RequestView) -> tuple[Any, ...]:
+        return self.prefix_key(request, request.cached)
 
     def explain(self, request: RequestView, step: StepView) -> str:
         if request.preemptions:

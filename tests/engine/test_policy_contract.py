@@ -10,6 +10,8 @@ from engine.limits import ClassLimits
 from engine.outputs import FailureKind, FinishReason
 from policies.base import (
     ACCEPT,
+    OWN,
+    SERVICE,
     Admitted,
     Arrived,
     Cancelled,
@@ -17,6 +19,7 @@ from policies.base import (
     Policy,
     Preempted,
     Reject,
+    Service,
     StepDone,
     Tokens,
 )
@@ -378,9 +381,50 @@ def test_state_is_handed_over_with_everybody_who_is_live() -> None:
     new = Accounts(services=services())
     harness.mail.append(Reconfigure(new))
     harness.step()
-    assert new.books == {"books": 7}
+    assert new.books["books"] == 7
     assert new.live == requests
     assert harness.scheduler.guard.policy is new
+
+
+def test_what_a_policy_exported_waits_for_its_like_and_the_engine_tells_who_got_what() -> None:
+    harness = Harness(policy=Accounts, budget=128)
+    harness.submit(20, max_tokens=4, n=3, tenant="a", weight=2.0)
+    harness.submit(list(range(40)), max_tokens=5, tenant="b")
+    harness.run()
+    harness.submit(list(range(40)), max_tokens=1, tenant="b")
+    harness.mail.append(Reconfigure(FCFS(services=services())))
+    harness.run()
+    harness.mail.append(Reconfigure(Accounts(services=services())))
+    harness.step()
+    state = harness.scheduler.guard.policy.books
+    assert state == {
+        OWN: {"books": 7},
+        SERVICE: {"a": Service(20 + 2, 12, 2.0), "b": Service(40 + 8, 6, 1.0)},
+    }
+
+
+def test_a_group_is_charged_for_its_prompt_once_and_a_preempted_request_for_nothing_again() -> None:
+    harness = Harness(policy=Listening, blocks=8, rows=4)
+    group = harness.submit(20, max_tokens=30, n=2)
+    single = harness.submit(20, max_tokens=30)
+    harness.run()
+    told = [(event.request.id, event.first_computed) for event in events_of(harness, Admitted)]
+    assert harness.scheduler.counters.preemptions > 0
+    assert told[:2] == [(group, 21), (single, 20)]
+    assert {count for _, count in told[2:]} == {0}
+
+
+def test_blocks_that_only_siblings_share_are_private() -> None:
+    harness = Harness(budget=128)
+    prefix = list(range(40))
+    group = harness.submit(prefix, max_tokens=20, n=2)
+    harness.step()
+    harness.step()
+    view = harness.scheduler.request(group).view
+    assert (view.blocks, view.private_blocks) == (6, 4)
+    harness.submit([*prefix, 1], max_tokens=20)
+    harness.step()
+    assert view.private_blocks == 2
 
 
 class BrokenRestore(Policy):

@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.blocks import BlockPool
 from engine.controls import RowControls
+from engine.heap import AddressableHeap
 from engine.inbox import Submission
-from engine.queues import AddressableHeap, WaitingQueue
+from engine.memory import KVMemory
+from engine.queues import WaitingQueue
 from engine.request import Request
 
 MOVES = st.lists(
@@ -52,7 +55,8 @@ def test_an_empty_heap_says_so() -> None:
 
 
 def request(ticket: int) -> Request:
-    return Request(Submission(ticket, [1], 1, RowControls(), arrival=0.0), ticket)
+    memory = KVMemory(BlockPool(1), cache=False)
+    return Request(Submission(ticket, [1], 1, RowControls(), arrival=0.0), ticket, memory)
 
 
 @settings(max_examples=100, deadline=None)
@@ -78,4 +82,5 @@ def test_heads_best_and_oldest_hold_under_any_arrivals_and_departures(arrivals) 
         if order:
             assert queue.heads[queue.heads.best()].id == order[0].id
             assert queue.oldest().ticket == min(r.ticket for r in waiting)
-    assert set(queue.everybody()) == set(waiting)
+    assert set(queue.reset(None)) == set(waiting)
+    assert queue.requests == len(queue.heads) == 0

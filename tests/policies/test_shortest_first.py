@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from support.engines import Harness, services
 from support.traffic import SETUPS, VISITS, Visit, play, started
 
-from policies.base import Arrived, PrefixChanged
 from policies.shortest_first import ShortestFirst
 
 
@@ -55,19 +54,30 @@ class Prompt:
         self.preemptions = preemptions
 
 
-def test_only_what_the_cache_lacks_counts_and_a_change_of_it_asks_to_be_queued_anew() -> None:
+def test_only_what_the_cache_lacks_counts() -> None:
     policy = ShortestFirst(services=services(), tokens_per_s=100.0)
-    request = Prompt(cached=0)
-    assert policy.key(request) == (7.0, 3)
-    request.cached = 400
-    assert list(policy.observe([Arrived(request), PrefixChanged(request)])) == [7]
-    assert policy.key(request) == (3.0, 3)
+    request = Prompt(cached=400)
+    assert policy.key(request)[0] == 7.0
+    assert policy.prefix_key(request, 400)[0] == policy.rank(request)[0] == 3.0
     assert "100 uncached tokens" in policy.explain(request, None)
+
+
+def test_who_waits_moves_when_its_prefix_becomes_cached() -> None:
+    harness = Harness(policy=ShortestFirst, rows=1, budget=128)
+    prefix = list(range(64))
+    harness.submit(prefix, max_tokens=3)
+    harness.step()
+    medium = harness.submit(20, max_tokens=2)
+    long = harness.submit([*prefix, 7, 8, 9], max_tokens=2)
+    harness.run()
+    assert started(harness) == [1, long, medium]
 
 
 def test_who_gave_way_is_placed_by_its_arrival_alone() -> None:
     policy = ShortestFirst(services=services())
-    assert policy.key(Prompt(cached=0, preemptions=1)) == (2.0, 3)
+    again = Prompt(cached=0, preemptions=1)
+    assert policy.key(again) == policy.prefix_key(again, 400) == (2.0, 3)
+    assert policy.flow(again) != policy.flow(Prompt(cached=0))
 
 
 @pytest.mark.parametrize("rate", [0.0, -5.0, math.inf, math.nan])

@@ -110,6 +110,19 @@ class Counting(Policy):
         return [number for number, tenant in self.waiting.items() if tenant in changed]
 
 
+class MostCached(Policy):
+    """Longest cached prefix first, tenant by tenant."""
+
+    def flow(self, request):
+        return request.tenant
+
+    def prefix_key(self, request, cached):
+        return (-cached, request.ticket)
+
+    def pick(self, heads, step):
+        return min(heads, key=lambda flow: (-heads[flow].cached, heads[flow].ticket))
+
+
 class Judging(Policy):
     """Refuses every seventh request at the door and demotes long ones as they are about to run."""
 
@@ -174,6 +187,9 @@ class Nonsense(Policy):
     def key(self, request):
         return [math.nan, (math.nan,), (None,), 7, ("a", 1)][request.ticket % 5]
 
+    def prefix_key(self, request, cached):
+        return [None, (math.nan,), cached, (cached,), ("a", cached)][request.ticket % 5]
+
     def rank(self, request):
         return [("x",), (3.5,), (math.nan,), ((1, "a"), 2)][request.ticket % 4]
 
@@ -212,6 +228,7 @@ ODD_POLICIES = [
     Backfilling,
     Displacing,
     Counting,
+    MostCached,
     Judging,
     Throwing,
     Nonsense,
