@@ -65,20 +65,28 @@ def _each_block(seen: Inspection) -> list[dict[str, Any]]:
     A block that a step in flight may still write has an owner and no sequence, and so have the
     blocks of requests that are not listed.
     """
-    sequences: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for request in seen.requests:
-        for index, table in enumerate(request.blocks):
-            for block in table:
-                sequences[block].append((request.id, index))
+    owners = seen.pool.owners
     free, cached = {"state": "free"}, {"state": "cached"}
-    entries: list[dict[str, Any]] = [free] * len(seen.pool.owners)
+    entries: list[dict[str, Any]] = [free] * len(owners)
     for block in seen.pool.cached:
         entries[block] = cached
-    for block, owners in enumerate(seen.pool.owners):
-        if owners:
-            known = sequences.get(block, [])
-            entries[block] = {"state": "owned", "owners": owners, "sequences": known}
+    several: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for request in seen.requests:
+        for index, table in enumerate(request.blocks):
+            alone = _owned(1, [(request.id, index)])  # one object for all: pools are large
+            for block in table:
+                if owners[block] == 1:
+                    entries[block] = alone
+                else:
+                    several[block].append((request.id, index))
+    for block, count in enumerate(owners):
+        if count and entries[block] is free:
+            entries[block] = _owned(count, several.get(block, []))
     return entries
+
+
+def _owned(owners: int, sequences: list[tuple[int, int]]) -> dict[str, Any]:
+    return {"state": "owned", "owners": owners, "sequences": sequences}
 
 
 def _request(request: RequestSnapshot, directory: Directory) -> dict[str, Any]:

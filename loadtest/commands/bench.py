@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from loadtest import allocation_bench
 from loadtest.allocation_bench import POOL_TOKENS, PROFILE, Usage, compare, demands
-from loadtest.allocation_bench import REQUESTS as REQUESTED
-from loadtest.allocation_bench import report as report_of
 from loadtest.cache_bench import (
     BLOCKS,
     REQUESTS,
@@ -82,7 +81,7 @@ def bench(
         )
         usages = compare(demands())
         progress.advance(task)
-    figures["allocation"] = report_of(usages)
+    figures["allocation"] = allocation_bench.report(usages)
     report = {**figures, "rounds": rounds, "steps": steps, "versions": versions(), "cpu": cpu()}
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -139,7 +138,8 @@ def _allocation_table(usages: Mapping[str, Usage]) -> Table:
     """One column for each allocation."""
     table = Table(
         title="KV blocks paged, and reserved for the longest answer",
-        caption=f"{REQUESTED} requests over {POOL_TOKENS:,} tokens of KV, profile {PROFILE}",
+        caption=f"{allocation_bench.REQUESTS} requests over {POOL_TOKENS:,} tokens of KV, "
+        f"profile {PROFILE}",
     )
     table.add_column("means over virtual time")
     for name in usages:

@@ -1,4 +1,7 @@
-"""The CPU backend says the same at depth 1 as at depth 0, whatever a row looks back on."""
+"""The CPU backend says the same at depth 1 as at depth 0, whatever a row looks back on.
+
+And the same from blocks that are reserved as from paged ones.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from support.engines import Harness
 
+from engine.allocation import PAGED, RESERVE, Allocation
 from engine.backends.cpu import CPUBackend
 from engine.controls import RowControls
 from engine.models.gguf import load_weights, read_config
@@ -28,12 +32,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
     torch.set_num_threads(before)
 
 
-def texts(model: tuple, controls: RowControls, depth: int, blocks: int = 64) -> list[list[int]]:
-    backend = CPUBackend(*model, blocks)
-    harness = Harness(backend=backend, blocks=blocks, budget=24, depth=depth, model_len=128)
-    requests = [harness.submit(prompt, 20, controls) for prompt in PROMPTS]
+def texts(
+    model: tuple,
+    controls: RowControls,
+    depth: int,
+    blocks: int = 64,
+    n: int = 1,
+    allocation: Allocation = PAGED,
+) -> list[list[int]]:
+    harness = Harness(
+        backend=CPUBackend(*model, blocks),
+        blocks=blocks,
+        budget=24,
+        depth=depth,
+        model_len=128,
+        allocation=allocation,
+    )
+    requests = [harness.submit(prompt, 20, controls, n=n) for prompt in PROMPTS]
     harness.run()
-    return [harness.tokens(request) for request in requests]
+    return [harness.tokens(request, index) for request in requests for index in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +67,15 @@ def test_a_row_knows_the_token_that_is_still_in_flight(model, controls: RowContr
     expected = texts(model, controls, depth=0)
     assert texts(model, controls, depth=1) == expected
     assert texts(model, controls, depth=1, blocks=9) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_reserved_blocks_and_prompts_copied_to_siblings_change_no_token(model, depth) -> None:
+    controls = RowControls(seed=4, temperature=1.0)
+    expected = texts(model, controls, depth=0, n=3)
+    assert len(set(map(tuple, expected))) == 15
+    assert texts(model, controls, depth, n=3, allocation=RESERVE) == expected
+    assert texts(model, controls, depth, blocks=12, n=3, allocation=RESERVE) == expected
 
 
 def test_the_controls_above_make_a_difference(model) -> None:
