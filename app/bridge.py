@@ -233,7 +233,7 @@ class Bridge:
                 self.post(Abort(submission.id))
 
     async def inspect(self, limit: int) -> Inspection:
-        """A look inside the engine, at its `limit` oldest requests, taken between two steps.
+        """A look inside the engine, at its first `limit` requests, taken between two steps.
 
         Also while the house drains. Raises NotReady if the engine has not started, has ended, or
         does not answer within INSPECTION_S.

@@ -88,7 +88,7 @@ class Stop:
 class Inspect:
     """Ask for a look inside; `reply` is called on the engine thread and must be quick.
 
-    limit: how many requests at most, the oldest first.
+    limit: how many requests at most: those that run, then who waits, the oldest first.
     """
 
     reply: Callable[[Inspection], None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterator
+from itertools import islice
 
 from engine.outputs import Inspection, RequestSnapshot, Stats
 from engine.request import Request
@@ -10,17 +11,26 @@ from engine.roster import Roster
 
 
 def inspect(roster: Roster, stats: Stats, limit: int) -> Inspection:
-    """The engine's counts, pool and policy, and its `limit` oldest live requests."""
+    """The engine's counts, pool and policy, and at most `limit` requests.
+
+    Those that run come first, then who waits, the oldest first: however many wait, it is quick.
+    """
     guard = roster.guard
-    oldest = heapq.nsmallest(limit, roster.requests.values(), key=lambda request: request.ticket)
     return Inspection(
         stats=stats,
         pool=roster.memory.pool.snapshot(),
         policy=type(guard.policy).__name__,
         fallen_back=guard.fallen_back,
         last_fault=guard.last_fault,
-        requests=tuple(map(_snapshot, oldest)),
+        requests=tuple(map(_snapshot, islice(_in_order(roster), limit))),
     )
+
+
+def _in_order(roster: Roster) -> Iterator[Request]:
+    """Running requests, then waiting ones, each by ticket."""
+    yield from sorted(roster.running.values(), key=lambda request: request.ticket)
+    # Requests came into this map in the order of their tickets.
+    yield from (request for id, request in roster.requests.items() if id not in roster.running)
 
 
 def _snapshot(request: Request) -> RequestSnapshot:

@@ -155,7 +155,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The engine from inside: its counts, its pool, its policy, and its oldest live requests."""
+    """The engine from inside: its counts, its pool, its policy, and the first of its requests."""
 
     stats: Stats
     pool: PoolSnapshot

@@ -502,7 +502,7 @@ class Scheduler:
         )
 
     def inspect(self, now: float, limit: int) -> Inspection:
-        """A look inside, at the `limit` oldest live requests."""
+        """A look inside, at the first `limit` requests (`engine.inspection`)."""
         return inspect(self.roster, self.stats(now), limit)
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from engine.batch import BLOCK
 from engine.outputs import Inspection, RequestSnapshot
 
 REQUESTS: Final = 100
-"""Requests that are listed unless a client asks for fewer or more, the oldest first."""
+"""Requests that are listed unless a client asks for fewer or more: those that run first."""
 
 MOST_REQUESTS: Final = 1000
 
