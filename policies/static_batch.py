@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from policies.base import (
+    OWN,
     Admitted,
     Arrived,
     Cancelled,
@@ -186,7 +187,7 @@ class StaticBatch(Policy):
         self, state: Mapping[str, Any], live: Sequence[RequestView], step: StepView
     ) -> None:
         """Whoever has started is the batch, and nobody joins it."""
-        self._totals = Totals(**state.get("static_batch", {}))
+        self._totals = Totals(**state.get(OWN, {}).get("static_batch", {}))
         self._newest = max((request.ticket for request in live), default=-1)
         for request in live:
             if request.phase is not Phase.WAITING:

@@ -153,16 +153,15 @@ def test_who_runs_at_a_swap_is_the_batch() -> None:
     assert totals(harness)["padded_rows"] == 2 * 10 + 3
 
 
-def test_totals_survive_a_swap_to_a_new_self() -> None:
+def test_totals_survive_swaps_to_another_policy_and_back() -> None:
     harness = Harness(policy=StaticBatch)
-    harness.submit(4, max_tokens=5)
-    harness.run()
-    harness.policy = StaticBatch(services=services())
-    harness.mail.append(Reconfigure(harness.policy))
-    harness.submit(4, max_tokens=7)
-    harness.run()
-    assert totals(harness)["batches"] == 2
-    assert totals(harness)["rows"] == 12
+    for policy, tokens in ((FCFS, 5), (StaticBatch, 100), (StaticBatch, 7), (FCFS, 9)):
+        harness.submit(4, max_tokens=tokens)
+        harness.run()
+        last, harness.policy = harness.policy, policy(services=services())
+        harness.mail.append(Reconfigure(harness.policy))
+    assert last.export()["static_batch"]["batches"] == 3
+    assert last.export()["static_batch"]["rows"] == 5 + 7 + 9
 
 
 def test_a_size_below_one_is_refused() -> None:
