@@ -24,7 +24,7 @@ class ShortestFirst(Policy):
     u / tokens_per_s seconds after it.
     """
 
-    def __init__(self, *, services: Services, tokens_per_s: float = 1000.0) -> None:
+    def __init__(self, *, services: Services, tokens_per_s: float = 100.0) -> None:
         """tokens_per_s: uncached prompt tokens that a second of waiting makes up for.
 
         The smaller, the more length counts and the longer a long prompt may have to wait.
@@ -36,6 +36,7 @@ class ShortestFirst(Policy):
         self._tokens_per_s = tokens_per_s
 
     def flow(self, request: RequestView) -> Hashable:
+        """Two queues: what is cached of a prompt moves only those who have not started yet."""
         return "again" if request.preemptions else "new"
 
     def key(self, request: RequestView) -> tuple[Any, ...]:
