@@ -46,6 +46,7 @@ def test_it_runs_with_its_defaults_and_says_in_its_own_words_why_a_request_waits
     ("name", "params", "complaint"),
     [
         ("fcfs", {"backfill": -1}, "backfill must not be negative"),
+        ("decode-priority", {"tbt_s": 0}, "tbt_s must be a positive"),
         ("priority", {"ageing_s": -1}, "ageing_s must be"),
         ("shortest-first", {"tokens_per_s": 0}, "tokens_per_s must be positive"),
         ("static-batch", {"size": 0}, "size must be at least 1"),

@@ -11,6 +11,7 @@ from policies.base import Policy
 
 PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "fcfs": {"backfill": 2},
+    "decode-priority": {"tbt_s": 0.02, "decode_slack": 1, "window": 4},
     "priority": {"ageing_s": 0.01},
     "shortest-first": {"tokens_per_s": 5_000.0},
     "static-batch": {"size": 3},
