@@ -14,6 +14,7 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "decode-priority": {"tbt_s": 0.02, "decode_slack": 1, "window": 4},
     "priority": {"ageing_s": 0.01},
     "shortest-first": {"tokens_per_s": 5_000.0},
+    "prefix-first": {"quantum": 60.0, "ageing": 5_000.0},
     "static-batch": {"size": 3},
 }
 """Parameters that let a policy do all it can within a short test; else its defaults."""
