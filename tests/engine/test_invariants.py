@@ -43,6 +43,7 @@ class Arrival:
     ends_after: int | None
     stops_at: int | None
     searches: bool
+    allowance: float
 
     @property
     def beams(self) -> BeamSearch | None:
@@ -62,6 +63,7 @@ CHOICES: list[list] = [
     [None] * 120 + list(range(1, 41)),  # ends_after
     [None] * 60 + list(range(1, 21)),  # stops_at
     [False] * 5 + [True],  # searches: with n + 1 beams
+    [math.inf, math.inf, 0.015, 0.06],  # allowance: seconds to the deadline of the first token
 ]
 
 
@@ -201,6 +203,7 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> 
             tenant=arrival.tenant,
             priority=arrival.priority,
             slo_class=arrival.slo_class,
+            ttft_deadline=harness.clock.now() + arrival.allowance,
         )
         if arrival.leaves_after is not None:
             due.append((watch.step + arrival.leaves_after, "abort", request, arrival))

@@ -51,6 +51,7 @@ def test_it_runs_with_its_defaults_and_says_in_its_own_words_why_a_request_waits
         ("shortest-first", {"tokens_per_s": 0}, "tokens_per_s must be positive"),
         ("fair-share", {"output_price": -1.0}, "output_price must be"),
         ("prefix-first", {"quantum": 0}, "quantum must be positive"),
+        ("slo", {"late": "drop"}, "scheduler.params.late"),
         ("static-batch", {"size": 0}, "size must be at least 1"),
         ("static-batch", {"size": 2.5}, "scheduler.params.size"),
         ("priority", {"aging_s": 3}, "ageing_s"),

@@ -15,6 +15,7 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "priority": {"ageing_s": 0.01},
     "shortest-first": {"tokens_per_s": 5_000.0},
     "prefix-first": {"quantum": 60.0, "ageing": 5_000.0},
+    "slo": {"patience": 0.2},
     "static-batch": {"size": 3},
 }
 """Parameters that let a policy do all it can within a short test; else its defaults."""
