@@ -40,6 +40,8 @@ class Row:
 class Batch:
     """What a backend computes in one step. All arrays are int32 and contiguous.
 
+    For a backend that does not read the arrays they are not made, and say nothing.
+
     offloads: (block, host block); restores: (host block, block); copies: (source block,
     destination block). All offloads are done first, then all restores, then all copies, and only
     then are K and V written: a block that was offloaded may be anything else in the same step.
@@ -68,7 +70,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        return len(self.token_ids)
+        return sum(row.count for row in self.rows)
 
     @property
     def kv_lens(self) -> Int32:

@@ -137,7 +137,7 @@ class Engine:
 
     def _launch(self, plan: Plan) -> None:
         """Submit a plan to the backend."""
-        flight = self.scheduler.launch(plan)
+        flight = self.scheduler.launch(plan, packed=self.backend.reads_arrays)
         flight.started = self.clock.now()
         self._flights.append(flight)
         try:

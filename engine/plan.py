@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -86,13 +87,19 @@ class Flight:
     fault: Exception | None = None
 
 
-def launch(plan: Plan, moves: Launched) -> Flight:
-    """Turn a plan and its moves into a batch, and its grants into tokens in flight."""
+def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
+    """Turn a plan and its moves into a batch, and its grants into tokens in flight.
+
+    packed: whether the batch has arrays, or rows only.
+    """
     decodes, chunks = plan.ordered()
-    arrays = _Arrays()
-    rows = arrays.add_decodes(decodes)
-    rows += [arrays.add_chunk(sequence) for sequence in chunks]
     sequences = decodes + chunks
+    rows = [_row(sequence) for sequence in sequences]
+    arrays = _Arrays()
+    if packed:
+        arrays.add_decodes(decodes, rows)
+        for row, sequence in zip(rows[len(decodes) :], chunks, strict=True):
+            arrays.add_chunk(sequence, row)
     sampling: list[SampleRow] = []
     for row, sequence in zip(rows, sequences, strict=True):
         if row.samples:
@@ -121,6 +128,16 @@ def launch(plan: Plan, moves: Launched) -> Flight:
     )
 
 
+def _row(sequence: Sequence) -> Row:
+    """What a sequence was granted; it samples if that reaches the last token that will be known."""
+    start, count = sequence.computed + sequence.in_flight, sequence.scheduled
+    samples = start + count == len(sequence.tokens) + sequence.pending
+    return Row(sequence.request.id, sequence.index, start, count, samples)
+
+
+_EMPTY: Final = np.empty(0, np.int32)
+
+
 class _Arrays:
     """The arrays of a batch while rows are added: C ints that numpy takes over without a copy."""
 
@@ -135,9 +152,12 @@ class _Arrays:
         self.sample_rows = array("i")
         self.logit_rows = array("i")
 
-    def add_decodes(self, sequences: list[Sequence]) -> list[Row]:
-        """Rows of one token, all at once: most rows of most steps. They come first."""
-        starts = [s.computed + s.in_flight for s in sequences]
+    def add_decodes(self, sequences: list[Sequence], rows: list[Row]) -> None:
+        """Rows of one token, all at once: most rows of most steps. They come first.
+
+        rows: those of the sequences, and maybe more.
+        """
+        starts = [row.start for _, row in zip(sequences, rows, strict=False)]
         both = list(zip(sequences, starts, strict=True))
         # A token still in flight is written as -1 - (the row that samples it).
         self.token_ids.extend(
@@ -151,24 +171,17 @@ class _Arrays:
         for sequence, position in both:
             indices.extend(sequence.table[: position // BLOCK + 1])
             indptr.append(len(indices))
-        samples = [p + 1 == len(s.tokens) + s.pending for s, p in both]
-        sampled = [number for number, is_sampled in enumerate(samples) if is_sampled]
+        sampled = [number for number in range(len(sequences)) if rows[number].samples]
         self.sample_rows.extend(sampled)
         self.logit_rows.extend(sampled)
-        return [
-            Row(s.request.id, s.index, p, 1, is_sampled)
-            for (s, p), is_sampled in zip(both, samples, strict=True)
-        ]
 
-    def add_chunk(self, sequence: Sequence) -> Row:
+    def add_chunk(self, sequence: Sequence, row: Row) -> None:
         """A row of several tokens."""
-        start, count = sequence.computed + sequence.in_flight, sequence.scheduled
-        end = start + count
+        start, end = row.start, row.start + row.count
         table = sequence.table
-        samples = end == len(sequence.tokens)
-        if samples:
+        if row.samples:
             self.sample_rows.append(len(self.last_page_len))
-            self.logit_rows.append(len(self.token_ids) + count - 1)
+            self.logit_rows.append(len(self.token_ids) + row.count - 1)
         self.token_ids.extend(sequence.tokens[start:end])
         self.positions.extend(range(start, end))
         self.slots.extend([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)])
@@ -176,7 +189,6 @@ class _Arrays:
         self.last_page_len.append((end - 1) % BLOCK + 1)
         self.kv_indices.extend(table[: blocks_for(end)])  # more may be reserved
         self.kv_indptr.append(len(self.kv_indices))
-        return Row(sequence.request.id, sequence.index, start, count, samples)
 
     def batch(self, plan: Plan, rows: list[Row], moves: Launched) -> Batch:
         return Batch(
@@ -197,4 +209,4 @@ class _Arrays:
 
 def _int32(values: array[int]) -> Int32:
     """The same memory as a numpy array; an empty one has none to share."""
-    return np.frombuffer(values, np.int32) if values else np.empty(0, np.int32)
+    return np.frombuffer(values, np.int32) if values else _EMPTY

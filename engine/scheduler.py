@@ -202,9 +202,9 @@ class Scheduler:
             self._next_step += 1
         return plan
 
-    def launch(self, plan: Plan) -> Flight:
-        """Turn the plan's grants into a batch in flight."""
-        flight = launch(plan, self.memory.moves.launch())
+    def launch(self, plan: Plan, *, packed: bool = True) -> Flight:
+        """Turn the plan's grants into a batch in flight; packed: whether it has arrays."""
+        flight = launch(plan, self.memory.moves.launch(), packed=packed)
         self.memory.limbo = flight.limbo
         self._flights.append(flight)
         for sequence in list(plan):

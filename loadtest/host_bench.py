@@ -95,7 +95,7 @@ def interleaved(
 def steady_probes(repeats: Repeats) -> dict[str, Probe]:
     """Probes with nobody waiting: `scheduler`, `host` (seconds), `rows`, `churn` (a second)."""
     alone, whole = decoding_engine(repeats), decoding_engine(repeats)
-    simulated = decoding_engine(repeats, partial(SimulatedBackend, LinearCost()))
+    simulated = decoding_engine(repeats, partial(PackedBackend, LinearCost()))
     return {
         "scheduler": lambda: statistics.median(_plan_and_land(alone, repeats.steps)),
         "host": lambda: statistics.median(_whole_steps(whole, repeats.steps)),
@@ -118,7 +118,7 @@ def waiting_probes(repeats: Repeats, waiting: Iterable[int]) -> dict[str, Probe]
 def rows_per_second(requests: int, prompt: int, generated: int) -> float:
     """Computed rows over seconds, from the first submission until every request has ended."""
     blocks = ROWS * blocks_for(prompt + generated)
-    engine = make_engine(SimulatedBackend(LinearCost(), blocks), prompt + generated)
+    engine = make_engine(PackedBackend(LinearCost(), blocks), prompt + generated)
     started = time.thread_time()
     submit(engine, requests, prompt, generated)
     while engine.scheduler.live:
@@ -211,8 +211,16 @@ class Outbox:
         self._waiting.append((outputs, stats))
 
 
+class PackedBackend(SimulatedBackend):
+    """A simulated backend for which batches are packed as for a real one."""
+
+    reads_arrays = True
+
+
 class InstantBackend:
     """A backend that computes nothing: token 0 for every row."""
+
+    reads_arrays = True
 
     def __init__(self, total_blocks: int) -> None:
         self._total_blocks = total_blocks

@@ -18,6 +18,11 @@ class Backend(Protocol):
     """
 
     @property
+    def reads_arrays(self) -> bool:
+        """Whether it needs the arrays of a batch; if not, they are not made."""
+        ...
+
+    @property
     def total_blocks(self) -> int:
         """KV blocks the backend holds."""
         ...

@@ -62,6 +62,8 @@ class CPUBackend:
     kv_dtype: a name in `kv_cache.FORMATS`. host_blocks: room for blocks that are put away.
     """
 
+    reads_arrays = True
+
     def __init__(
         self,
         weights: Weights,

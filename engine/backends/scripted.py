@@ -54,6 +54,8 @@ class ScriptedBackend:
     batches: everything that was submitted, in order.
     """
 
+    reads_arrays = True
+
     def __init__(
         self,
         total_blocks: int,

@@ -27,6 +27,8 @@ class SimulatedBackend:
     noise: by what factor the next step takes longer than predicted.
     """
 
+    reads_arrays = False
+
     def __init__(
         self,
         cost: LinearCost,
