@@ -36,9 +36,9 @@ class Row:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """What a backend computes in one step. All arrays are int32 and contiguous.
+    """What a backend computes in one step. All arrays are int32 and contiguous. Not frozen either.
 
     For a backend that does not read the arrays they are not made, and say nothing.
 

@@ -16,9 +16,11 @@ from engine.least_squares import DirectionalLeastSquares
 from policies.base import StepCost
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepShape:
     """The four quantities that a step's time depends on, all counted in tokens.
+
+    Made in each step, hence not frozen.
 
     prefill: tokens in rows of more than one; decodes: rows of one token; kv_read: KV positions
     read, over all rows; chunk_context: Σ over prefill rows of count · KV length.

@@ -183,6 +183,7 @@ class Guard:
         self.displaces_anybody = kind.displaces is not Policy.displaces
         self.observes = kind.observe is not Policy.observe
         self.orders_victims = kind.victim is not Policy.victim
+        self.splits = kind.share is not Policy.share
         self.judges = kind.admit is not Policy.admit
 
     def _judge_cpu_time(self, step: int) -> None:
@@ -276,6 +277,8 @@ class Guard:
     def share(self, step: StepView) -> Share:
         """The policy's split, clamped to the budget."""
         budget = step.budget
+        if not self.splits:
+            return Share(budget, budget, budget)
 
         def read(share: Any) -> Share:
             if not isinstance(share, Share):

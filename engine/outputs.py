@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from engine.controls import TokenLogprobs
 
@@ -101,10 +102,17 @@ class Counters:
     failed: int = 0
     expired: int = 0
 
+    def copy(self) -> Counters:
+        """The totals as they are now; made in each step, so `dataclasses.replace` is too slow."""
+        return Counters(*_totals(self))
 
-@dataclass(frozen=True, slots=True)
+
+_totals = attrgetter(*(each.name for each in fields(Counters)))
+
+
+@dataclass(slots=True)
 class Stats:
-    """A snapshot of the engine, made on its own thread at most once a step.
+    """A snapshot of the engine, made on its own thread at most once a step: hence not frozen.
 
     forced_admissions: those the guard gave to the oldest ticket; policy_faults: what the policy
     did wrong, of any kind.

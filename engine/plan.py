@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -94,12 +94,13 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
     """
     decodes, chunks = plan.ordered()
     sequences = decodes + chunks
-    rows = [_row(sequence) for sequence in sequences]
-    arrays = _Arrays()
-    if packed:
-        arrays.add_decodes(decodes, rows)
-        for row, sequence in zip(rows[len(decodes) :], chunks, strict=True):
-            arrays.add_chunk(sequence, row)
+    rows = [
+        # It samples if it reaches the last token that will be known.
+        Row(s.request.id, s.index, start, count, start + count == len(s.tokens) + s.pending)
+        for s in sequences
+        for start, count in ((s.computed + s.in_flight, s.scheduled),)
+    ]
+    arrays = _Arrays.of(decodes, chunks, rows).packed() if packed else _NO_ARRAYS
     sampling: list[SampleRow] = []
     for row, sequence in zip(rows, sequences, strict=True):
         if row.samples:
@@ -121,21 +122,18 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
         plan=plan,
         sequences=sequences,
         epochs=[sequence.epoch for sequence in sequences],
-        batch=arrays.batch(plan, rows, moves),
+        batch=Batch(plan.step, tuple(rows), *arrays, copies=moves.copies),
         sampling=sampling,
         moved=moves.requests,
         limbo=[],
     )
 
 
-def _row(sequence: Sequence) -> Row:
-    """What a sequence was granted; it samples if that reaches the last token that will be known."""
-    start, count = sequence.computed + sequence.in_flight, sequence.scheduled
-    samples = start + count == len(sequence.tokens) + sequence.pending
-    return Row(sequence.request.id, sequence.index, start, count, samples)
+_Packed: TypeAlias = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32]
+"""The arrays of a batch, in its order."""
 
-
-_EMPTY: Final = np.empty(0, np.int32)
+_NO_ARRAY: Final = np.empty(0, np.int32)
+_NO_ARRAYS: Final[_Packed] = (_NO_ARRAY,) * 9
 
 
 class _Arrays:
@@ -151,6 +149,15 @@ class _Arrays:
         self.last_page_len = array("i")
         self.sample_rows = array("i")
         self.logit_rows = array("i")
+
+    @classmethod
+    def of(cls, decodes: list[Sequence], chunks: list[Sequence], rows: list[Row]) -> _Arrays:
+        """The arrays of a batch whose `rows` are those of `decodes`, then those of `chunks`."""
+        arrays = cls()
+        arrays.add_decodes(decodes, rows)
+        for sequence, row in zip(chunks, rows[len(decodes) :], strict=True):
+            arrays.add_chunk(sequence, row)
+        return arrays
 
     def add_decodes(self, sequences: list[Sequence], rows: list[Row]) -> None:
         """Rows of one token, all at once: most rows of most steps. They come first.
@@ -190,23 +197,20 @@ class _Arrays:
         self.kv_indices.extend(table[: blocks_for(end)])  # more may be reserved
         self.kv_indptr.append(len(self.kv_indices))
 
-    def batch(self, plan: Plan, rows: list[Row], moves: Launched) -> Batch:
-        return Batch(
-            step=plan.step,
-            rows=tuple(rows),
-            token_ids=_int32(self.token_ids),
-            positions=_int32(self.positions),
-            slots=_int32(self.slots),
-            qo_indptr=_int32(self.qo_indptr),
-            kv_indptr=_int32(self.kv_indptr),
-            kv_indices=_int32(self.kv_indices),
-            last_page_len=_int32(self.last_page_len),
-            sample_rows=_int32(self.sample_rows),
-            logit_rows=_int32(self.logit_rows),
-            copies=moves.copies,
+    def packed(self) -> _Packed:
+        return (
+            _int32(self.token_ids),
+            _int32(self.positions),
+            _int32(self.slots),
+            _int32(self.qo_indptr),
+            _int32(self.kv_indptr),
+            _int32(self.kv_indices),
+            _int32(self.last_page_len),
+            _int32(self.sample_rows),
+            _int32(self.logit_rows),
         )
 
 
 def _int32(values: array[int]) -> Int32:
     """The same memory as a numpy array; an empty one has none to share."""
-    return np.frombuffer(values, np.int32) if values else _EMPTY
+    return np.frombuffer(values, np.int32) if values else _NO_ARRAY

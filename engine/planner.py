@@ -96,7 +96,7 @@ class Planner:
         for place, sequence in enumerate(list(decoding)):
             if len(served) >= limit:
                 break
-            if sequence not in decoding:
+            if plan.gave_way and sequence not in decoding:
                 continue  # gave way to an earlier one
             position = sequence.computed + sequence.in_flight
             if sequence.pending and sequence.remaining < 1:
@@ -121,6 +121,8 @@ class Planner:
 
     def _grant_prompts(self, plan: Plan, share: Share, owed: Owed, step: StepProxy) -> None:
         """Prompt work, one at a time, smallest rank first: running prompts and the picked head."""
+        if not self.roster.prefilling and not self.roster.waiting.requests:
+            return  # as in most steps that decode
         limit = max(share.prompt, owed.prompt_tokens)
         running = deque(sorted(self.roster.prefilling, key=self._rank))
         door = Admission(self, plan, step)

@@ -7,7 +7,6 @@ returns.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -355,27 +354,19 @@ class Scheduler:
             self.roster.prefix_changed(request)
         if self.guard.observes:
             self.roster.events.append(Tokens(request.view, 1))
-        finish = timing = None
-        if token in controls.stop_ids or (token in controls.eos_ids and not controls.ignore_eos):
-            finish = Finish(FinishReason.STOP, stop_token=token)
-        elif generated >= submission.max_tokens:
-            finish = Finish(FinishReason.LENGTH)
+        output = Output(request.id, sequence.index, now, (token,))
+        self._outputs.append(output)
+        if logprobs is not None:
+            output.logprobs = (logprobs,)
         if generated == 1:
-            timing = Timing(submission.arrival, request.admitted_at)
-        self._outputs.append(
-            Output(
-                request.id,
-                sequence.index,
-                now,
-                (token,),
-                () if logprobs is None else (logprobs,),
-                finish,
-                timing,
-                request.cached if timing else 0,
-            )
-        )
-        if finish is not None:
-            self._end(sequence, finish)
+            output.timing = Timing(submission.arrival, request.admitted_at)
+            output.cached = request.cached
+        if token in controls.stop_ids or (token in controls.eos_ids and not controls.ignore_eos):
+            output.finish = Finish(FinishReason.STOP, stop_token=token)
+        elif generated >= submission.max_tokens:
+            output.finish = Finish(FinishReason.LENGTH)
+        if output.finish is not None:
+            self._end(sequence, output.finish)
 
     def _resolve(self, request: Request, now: float) -> None:
         """Every beam of a search has landed: choose those that go on, or end with the best."""
@@ -498,7 +489,7 @@ class Scheduler:
             step_seconds=seconds,
             forced_admissions=self.guard.forced_admissions,
             policy_faults=self.guard.saves.total(),
-            counters=dataclasses.replace(self.counters),
+            counters=self.counters.copy(),
         )
 
     def inspect(self, now: float, limit: int) -> Inspection:

@@ -104,7 +104,10 @@ class SimulatedBackend:
         left = self._done_at.pop(ticket) - self._clock.now()
         if left > 0:
             self._wait(left)
-        rows = self._rows.pop(ticket)
+        return self._sampled(self._rows.pop(ticket))
+
+    def _sampled(self, rows: Sequence[SampleRow]) -> Sampled:
+        """What is "sampled" for the rows of a step."""
         tokens = [self._token(row) for row in rows]
         logprobs = [
             None if row.controls.logprobs is None else TokenLogprobs(0.0, ((token, 0.0),))
