@@ -37,6 +37,7 @@ def resolve(request: Request, search: Search, memory: KVMemory) -> list[Hypothes
     All KV of all beams must be in their blocks, and no row of them in flight.
     """
     beams = request.sequences
+    assert all(s.computed == len(s.tokens) for s in beams), "a beam without its KV has candidates"
     scores = [_beam(sequence) for sequence in beams]
     generated = [sequence.tokens[request.prompt_length :] for sequence in beams]
     chosen = search.advance(scores, generated)

@@ -212,6 +212,20 @@ def test_a_search_that_could_never_fit_is_refused_at_the_door(width, max_tokens,
     assert len(harness.outputs) == 2
 
 
+def test_a_search_is_let_in_when_there_are_blocks_for_the_tails_of_all_beams() -> None:
+    harness = engine(blocks=8)
+    other = harness.submit(50, max_tokens=8)
+    harness.step()
+    group = submit(harness, 20)
+    while not harness.outputs[other, 0][-1].finish:
+        running = harness.scheduler.roster.running
+        assert group not in running, "4 blocks are free: 2 for the prompt, 3 for beams to come"
+        harness.step()
+    harness.run()
+    assert texts(harness, group) == alone(20)
+    assert harness.scheduler.counters.preemptions == 0
+
+
 def test_reserved_blocks_cannot_be_shared_by_beams() -> None:
     harness = engine(allocation=RESERVE, prefix_cache=False)
     request = submit(harness, 20)
@@ -248,6 +262,18 @@ def test_groups_in_a_tiny_pool_are_preempted_as_a_whole_and_lose_nothing(policy,
         if harness.end(request).reason is not FinishReason.REJECTED:
             assert texts(harness, request) == alone(12 + number, 20)
     assert harness.pool.free == harness.pool.total
+
+
+@pytest.mark.parametrize("budget", [3, 5, 7])
+def test_what_lands_after_its_group_gave_way_is_computed_again(budget: int) -> None:
+    """Or a beam could go on without its KV, before the others of its group have landed."""
+    harness = engine(depth=1, blocks=12, budget=budget, rows=10)
+    requests = [submit(harness, 12 + number, 20) for number in range(4)]
+    harness.run()
+    for number, request in enumerate(requests):
+        if harness.end(request).failure is None:
+            assert texts(harness, request) == alone(12 + number, 20)
+    assert harness.scheduler.counters.preemptions > 0
 
 
 def test_the_pool_is_tight_enough_that_groups_are_preempted() -> None:
@@ -300,6 +326,18 @@ def test_a_fault_of_somebody_else_makes_beams_start_their_step_again(depth, step
     harness.run()
     assert texts(harness, request) == alone(20)
     assert harness.pool.free == harness.pool.total
+
+
+def test_beams_that_start_again_compute_what_they_had_in_chunks() -> None:
+    """And not token by token: blocks were to be copied in a step that came to nothing."""
+    hooks = {31: raising(RowFault([0], "planted"))}
+    harness = engine(branches=follow_the_leader, hooks=hooks, budget=16)
+    harness.submit(4, max_tokens=100)
+    submit(harness, 20, 40)
+    harness.run()
+    failed, *later = harness.backend.batches[31:]
+    assert failed.copies
+    assert len(later) < 20
 
 
 class Reversed(Policy):
