@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from app.model_files import ensure_default_model
 from loadtest import allocation_bench
+from loadtest.accuracy import CHUNK, CONTEXT, DOMAINS, FORMATS, WINDOWS, measure_accuracy
 from loadtest.allocation_bench import POOL_TOKENS, PROFILE, Usage, compare, demands
 from loadtest.cache_bench import (
     BLOCKS,
@@ -56,9 +59,25 @@ from loadtest.machine import cpu, versions
     help="Mooncake trace (.jsonl or .jsonl.gz) for the block layer, of which the first"
     f" {REQUESTS:,} rows are replayed.  [default: made-up conversations]",
 )
+@click.option(
+    "--accuracy",
+    is_flag=True,
+    help="Instead, the perplexity of shipped texts with each format of the KV cache.",
+)
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    help="GGUF file or Hugging Face folder for --accuracy.  [default: the default model]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def bench(
-    rounds: int, steps: int, waiting: tuple[int, ...], trace: Path | None, as_json: bool
+    rounds: int,
+    steps: int,
+    waiting: tuple[int, ...],
+    trace: Path | None,
+    accuracy: bool,
+    model: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure what the engine's own work costs, without a model.
 
@@ -66,13 +85,30 @@ def bench(
     planning behind long queues, and the prefix cache, in CPU time; and in virtual time what paging
     saves against reserving blocks. Needs no weights and takes some twenty seconds.
 
+    With --accuracy: the perplexity of two texts under the model, computed as prompts are served,
+    with the KV cache in each format. Takes about a minute and a half on two cores.
+
     \b
     Examples:
       octavo bench
       octavo bench --json --rounds 5 > before.json
       octavo bench --waiting 100000
+      octavo bench --accuracy
     """
-    prompts = _prompts(trace)
+    if accuracy:
+        report, tables = _accuracy(model)
+    else:
+        report, tables = _host(rounds, steps, waiting, _prompts(trace))
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        Console().print(*tables, sep="\n\n")
+
+
+def _host(
+    rounds: int, steps: int, waiting: tuple[int, ...], prompts: list[Prompt]
+) -> tuple[dict[str, Any], list[Table]]:
+    """The report, as JSON and as tables."""
     with _progress() as progress:
         task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1) + 1)
         figures = measure_host(Repeats(rounds, steps), waiting, lambda: progress.advance(task))
@@ -83,10 +119,31 @@ def bench(
         progress.advance(task)
     figures["allocation"] = allocation_bench.report(usages)
     report = {**figures, "rounds": rounds, "steps": steps, "versions": versions(), "cpu": cpu()}
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        Console().print(_host_table(report), _allocation_table(usages), sep="\n\n")
+    return report, [_host_table(report), _allocation_table(usages)]
+
+
+def _accuracy(model: Path | None) -> tuple[dict[str, Any], list[Table]]:
+    """The report, as JSON and as tables."""
+    path = model or ensure_default_model(Path("models"), console=Console(stderr=True))
+    with _progress() as progress:
+        task = progress.add_task("accuracy", total=len(FORMATS) * len(DOMAINS) * WINDOWS)
+        try:
+            scores = measure_accuracy(path, lambda: progress.advance(task))
+        except ValueError as error:
+            raise click.BadParameter(f"{path}: {error}", param_hint="--model") from error
+    report = {
+        "model": path.name,
+        "kv_dtypes": {
+            domain: {name: asdict(score) for name, score in by_format.items()}
+            for domain, by_format in scores.items()
+        },
+        "tokens": WINDOWS * CONTEXT,
+        "context": CONTEXT,
+        "chunk": CHUNK,
+        "versions": versions(),
+        "cpu": cpu(),
+    }
+    return report, [_accuracy_table(report)]
 
 
 def _prompts(trace: Path | None) -> list[Prompt]:
@@ -111,13 +168,34 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _host_table(report: dict[str, Any]) -> Table:
-    processor = report["cpu"]
+def _caption(report: dict[str, Any]) -> str:
+    processor, version = report["cpu"], report["versions"]
+    machine = f"{processor['model']}, {processor['cores']} cores"
+    return f"{machine}, octavo {version['octavo']}, Python {version['python']}"
+
+
+def _accuracy_table(report: dict[str, Any]) -> Table:
     table = Table(
-        title=f"Host path at {ROWS} rows",
-        caption=f"{processor['model']}, {processor['cores']} cores, octavo "
-        f"{report['versions']['octavo']}, Python {report['versions']['python']}",
+        title=f"Perplexity of {report['model']}, {report['tokens']:,} tokens a text,"
+        f" contexts up to {report['context']:,}",
+        caption=_caption(report),
     )
+    table.add_column("KV cache")
+    for domain in report["kv_dtypes"]:
+        table.add_column(domain, justify="right")
+        table.add_column("increase", justify="right")
+    for kv_dtype in FORMATS:
+        cells = []
+        for by_format in report["kv_dtypes"].values():
+            score = by_format[kv_dtype]
+            increase = f"{100 * score['increase']:+.2f}% ± {100 * score['error']:.2f}"
+            cells += [f"{score['perplexity']:.3f}", increase if score["error"] else ""]
+        table.add_row(kv_dtype, *cells)
+    return table
+
+
+def _host_table(report: dict[str, Any]) -> Table:
+    table = Table(title=f"Host path at {ROWS} rows", caption=_caption(report))
     table.add_column("median of rounds, CPU time")
     table.add_column("measured", justify="right")
     table.add_column("goal", justify="right")

@@ -1,0 +1,1 @@
+"""Texts that accuracy is measured on, each with its source and its free licence."""
