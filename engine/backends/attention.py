@@ -94,7 +94,8 @@ class _Decodes:
         self._mask = None if held.all() else _mask(held)[:, None, None, :]  # [R, 1, 1, T]
 
     def attend(self, queries: Tensor, kv: LayerKV, out: Tensor) -> None:
-        k, v = (read.unflatten(0, self._shape) for read in kv.read(self._slots))
+        keys, values = kv.read(self._slots)
+        k, v = keys.unflatten(0, self._shape), values.unflatten(0, self._shape)
         q = queries[self._tokens].unflatten(1, (k.shape[2], -1))  # [R, kv_heads, group, head_dim]
         result = functional.scaled_dot_product_attention(
             q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=self._mask

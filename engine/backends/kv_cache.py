@@ -43,10 +43,12 @@ class Format(Protocol):
         with the operating system."""
         ...
 
-    def encode(self, vectors: Tensor) -> Parts: ...
+    def write(self, parts: Parts, slots: Tensor, vectors: Tensor) -> None:
+        """Keep vectors [n, kv_heads, head_dim] in slots [n] of parts [slots, kv_heads, ...]."""
+        ...
 
-    def decode(self, parts: Parts) -> Tensor:
-        """The float32 vectors that `parts` stand for."""
+    def read(self, parts: Parts, slots: Tensor) -> Tensor:
+        """What these slots stand for, in float32."""
         ...
 
 
@@ -59,11 +61,11 @@ class FloatFormat:
     def empty(self, *shape: int) -> Parts:
         return (torch.empty(shape, dtype=self._dtype),)
 
-    def encode(self, vectors: Tensor) -> Parts:
-        return (vectors.to(self._dtype),)
+    def write(self, parts: Parts, slots: Tensor, vectors: Tensor) -> None:
+        parts[0].index_copy_(0, slots, vectors.to(self._dtype))
 
-    def decode(self, parts: Parts) -> Tensor:
-        return parts[0].float()
+    def read(self, parts: Parts, slots: Tensor) -> Tensor:
+        return parts[0].index_select(0, slots).float()
 
 
 class Int8Format:
@@ -72,14 +74,16 @@ class Int8Format:
     def empty(self, *shape: int) -> Parts:
         return torch.empty(shape, dtype=torch.int8), torch.empty(*shape[:-1], 1)
 
-    def encode(self, vectors: Tensor) -> Parts:
-        scales = vectors.abs().amax(-1, keepdim=True) / INT8_MAX
-        scales.clamp_(min=torch.finfo(scales.dtype).tiny)  # a vector of zeros has a scale too
-        return (vectors / scales).round_().to(torch.int8), scales
-
-    def decode(self, parts: Parts) -> Tensor:
+    def write(self, parts: Parts, slots: Tensor, vectors: Tensor) -> None:
         numbers, scales = parts
-        return numbers.float().mul_(scales)
+        new = vectors.abs().amax(-1, keepdim=True) / INT8_MAX
+        new.clamp_(min=torch.finfo(new.dtype).tiny)  # a vector of zeros has a scale too
+        numbers.index_copy_(0, slots, (vectors / new).round_().to(torch.int8))
+        scales.index_copy_(0, slots, new)
+
+    def read(self, parts: Parts, slots: Tensor) -> Tensor:
+        numbers, scales = parts
+        return numbers.index_select(0, slots).float().mul_(scales.index_select(0, slots))
 
 
 FORMATS: Final[dict[str, Format]] = {
@@ -99,18 +103,11 @@ class LayerKV:
         self._values = tuple(part.flatten(0, 1) for part in values)
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        self._put(self._keys, slots, keys)
-        self._put(self._values, slots, values)
+        self._form.write(self._keys, slots, keys)
+        self._form.write(self._values, slots, values)
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        return self._get(self._keys, slots), self._get(self._values, slots)
-
-    def _put(self, parts: Parts, slots: Tensor, vectors: Tensor) -> None:
-        for part, new in zip(parts, self._form.encode(vectors), strict=True):
-            part.index_copy_(0, slots, new)
-
-    def _get(self, parts: Parts, slots: Tensor) -> Tensor:
-        return self._form.decode(tuple(part.index_select(0, slots) for part in parts))
+        return self._form.read(self._keys, slots), self._form.read(self._values, slots)
 
 
 class KVCache:
