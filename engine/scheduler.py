@@ -164,6 +164,7 @@ class Scheduler:
         most = self.limits.of(request.slo_class).max_waiting
         if most is not None and self.roster.waiting.of_class(request.slo_class) >= most:
             message = f"{most} requests of class {request.slo_class} wait already"
+            self.roster.events.append(Shed(request.view, message))
             return Failure(FailureKind.SHED, message, 1.0)
         return None
 

@@ -20,6 +20,7 @@ from policies.base import (
     Preempted,
     Reject,
     Service,
+    Shed,
     StepDone,
     Tokens,
 )
@@ -326,6 +327,13 @@ def test_a_full_queue_of_a_class_refuses_the_next() -> None:
     reasons = [harness.end(request).reason for request in requests]
     assert reasons.count(FinishReason.REJECTED) == 3
     assert harness.end(requests[4]).failure.kind is FailureKind.SHED
+
+
+def test_the_policy_is_told_of_a_request_that_a_full_queue_refuses() -> None:
+    harness = Harness(policy=Listening, rows=1, classes={"batch": ClassLimits(max_waiting=1)})
+    requests = [harness.submit(4, max_tokens=3, slo_class="batch") for _ in range(2)]
+    harness.run()
+    assert [event.request.id for event in events_of(harness, Shed)] == requests[1:]
 
 
 def test_who_waits_past_its_deadline_is_expired_and_who_started_is_not() -> None:
