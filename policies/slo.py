@@ -143,7 +143,11 @@ class SLO(Policy):
     def _predict(self, step: StepView) -> Outlook:
         """Walk through running prompts, earliest deadline first; relegate who is late."""
         outlook = Outlook(self.services, step)
-        urgent = [p for p in self._prompts.values() if not self._best_effort(p)]
+        urgent = [
+            prompt
+            for prompt in self._prompts.values()
+            if prompt.phase is Phase.PREFILL and not self._best_effort(prompt)
+        ]
         for request in sorted(urgent, key=lambda p: (p.ttft_deadline, p.ticket)):
             if request.output or outlook.in_time(request):
                 outlook.add(request)

@@ -407,6 +407,19 @@ def test_it_says_why_a_request_waits() -> None:
     assert "it was relegated" in said[2]
 
 
+def test_a_prompt_that_ended_while_the_policy_was_not_told_delays_nobody() -> None:
+    harness = simulated(UNIT, policy=SLO, budget=1, rows=8)
+    gone = harness.submit(20, max_tokens=1, ttft_deadline=22.0)
+    harness.step()
+    harness.policy.observe = lambda events: ()  # as when the guard has muted it
+    harness.abort(gone)
+    harness.step()
+    del harness.policy.observe
+    harness.submit(5, max_tokens=1, ttft_deadline=23.0)
+    harness.run()
+    assert harness.policy.counts == {"relegated": 0, "rejected": 0, "missed": 0}
+
+
 def test_who_was_relegated_stays_so_when_another_policy_was_in_charge_meanwhile() -> None:
     harness = simulated(UNIT, policy=SLO, budget=8, rows=1)
     harness.submit(4, max_tokens=9)
