@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from engine.beam_search import Beam, Hypothesis, Search
 from engine.controls import Sampled
+from engine.decisions import DecisionSink
 from engine.memory import KVMemory
 from engine.request import Request, Sequence
 
@@ -31,7 +32,9 @@ def complete(request: Request) -> bool:
     return all(s.beam is not None and s.beam.candidates is not None for s in request.sequences)
 
 
-def resolve(request: Request, search: Search, memory: KVMemory) -> list[Hypothesis]:
+def resolve(
+    request: Request, search: Search, memory: KVMemory, log: DecisionSink
+) -> list[Hypothesis]:
     """Let the best continuations be the request's sequences; what it found, if that was the end.
 
     All KV of all beams must be in their blocks, and no row of them in flight.
@@ -57,6 +60,7 @@ def resolve(request: Request, search: Search, memory: KVMemory) -> list[Hypothes
         else:
             child = Sequence(request, next(places))
             memory.branch(child, parent)
+            log("fork", request.id, child.index, parent.index)
         children.append(child)
         beam = scores[one.parent]
         child.beam = Beam(one.score, beam.reported(one.candidate))

@@ -379,15 +379,13 @@ class Scheduler:
         self.service.generated(request, computed)
         if self.guard.observes:
             roster.events.append(Tokens(request.view, computed))
-        found = beam_groups.resolve(request, search, self.memory)
+        found = beam_groups.resolve(request, search, self.memory, self.log)
         if found:
             self._answer(request, found, now)
             return
         request.phase = Phase.DECODE
         for sequence in request.sequences:
             roster.resume(sequence, self._next_step - 1)
-        beams = [n for s in request.sequences for n in (s.index, s.tokens[-1])]
-        self.log("beams", request.id, beams)
 
     def _answer(self, request: Request, found: list[Hypothesis], now: float) -> None:
         """Say what a beam search found, all at once, and end it."""

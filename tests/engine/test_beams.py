@@ -122,6 +122,16 @@ def test_controls_that_leave_one_way_leave_one_beam() -> None:
     assert all(len(batch.rows) == 1 for batch in harness.backend.batches)
 
 
+def test_the_decision_log_says_who_goes_on_from_whom_and_no_token() -> None:
+    harness = engine(branches=stay_apart)
+    submit(harness, 20, 3)
+    harness.run()
+    forks = [entry for entry in harness.log.entries if entry[0] == "fork"]
+    assert forks == [("fork", 1, index, 0) for index in (1, 2, 3)]
+    ends = [entry for entry in harness.log.entries if entry[0] == "finish"]
+    assert ends == [("finish", 1, index, "length") for index in range(4)]
+
+
 # ── blocks ────────────────────────────────────────────────────────────────────────────────────
 
 
