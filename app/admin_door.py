@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 from pydantic import SecretStr
@@ -10,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import unauthorized
+from app.keys import bearer, digest
 
 
 class AdminDoor:
@@ -21,7 +21,7 @@ class AdminDoor:
 
     def __init__(self, app: ASGIApp, key: SecretStr) -> None:
         self._app = app
-        self._digest = _digest(key.get_secret_value().encode())
+        self._digest = digest(key.get_secret_value().encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._opens_for(Headers(scope=scope)):
@@ -29,11 +29,4 @@ class AdminDoor:
         await self._app(scope, receive, send)
 
     def _opens_for(self, headers: Headers) -> bool:
-        given = headers.getlist("authorization")
-        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        right = hmac.compare_digest(_digest(token.strip(" ").encode("latin-1")), self._digest)
-        return right and scheme.lower() == "bearer"
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+        return hmac.compare_digest(digest(bearer(headers)), self._digest)

@@ -16,8 +16,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Lifespan
 
 from app.admin_door import AdminDoor
-from app.bridge import NotReady, Overloaded
-from app.errors import ApiError, not_ready, overloaded
+from app.bridge import NotReady, Overloaded, QuotaExceeded
+from app.errors import ApiError, not_ready, overloaded, quota_exceeded
 from app.generation import prepare_chat, prepare_completion
 from app.middleware import FrontDoor
 from app.problems import nearest
@@ -57,6 +57,7 @@ def create_application(
             ApiError: _api_error,
             HTTPException: partial(_http_error, paths),
             Overloaded: _overloaded,
+            QuotaExceeded: _quota_exceeded,
             NotReady: _not_ready,
         },
         lifespan=lifespan,
@@ -103,6 +104,11 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _overloaded(request: Request, error: Exception) -> Response:
     assert isinstance(error, Overloaded)
     return await _api_error(request, overloaded(str(error), error.retry_after))
+
+
+async def _quota_exceeded(request: Request, error: Exception) -> Response:
+    assert isinstance(error, QuotaExceeded)
+    return await _api_error(request, quota_exceeded(str(error), error.retry_after))
 
 
 async def _not_ready(request: Request, error: Exception) -> Response:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from app.tenancy import Tenant
 from engine.inbox import Abort, FinishAt, Inspect, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Inspection, Output, Stats
 from engine.thread import EngineThread
@@ -33,12 +34,21 @@ log = logging.getLogger("octavo.bridge")
 
 LAGGED = Failure(FailureKind.CLIENT_LAGGED, "the client reads too slowly; the stream was cut")
 NOT_STARTED = Failure(FailureKind.NOT_READY, "the engine has not started yet", 1.0)
+ANYBODY = Tenant()
 BUSY = Failure(FailureKind.NOT_READY, "the engine is too busy to be looked into", 1.0)
 DRAINING = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
 
 
 class Overloaded(Exception):
     """The house is full: nothing crossed to the engine."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QuotaExceeded(Exception):
+    """The tenant has as many requests open as it may: nothing crossed to the engine."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -124,6 +134,7 @@ class Bridge:
         self._max_lag = max_lag
         self._streams: dict[int, Stream] = {}
         self._sequences = 0
+        self._of_tenant: Counter[str] = Counter()
         self._ids = itertools.count(1)
         self._outbox: deque[tuple[Sequence[Output], Stats]] = deque()
         self._wake_up_posted = False
@@ -190,8 +201,8 @@ class Bridge:
         """An id for a submission: unique, and none of the client's business."""
         return next(self._ids)
 
-    def require_room(self, sequences: int = 1) -> None:
-        """Raise Overloaded or NotReady if a request of so many sequences would be refused now.
+    def require_room(self, tenant: Tenant = ANYBODY, sequences: int = 1) -> None:
+        """Raise Overloaded, QuotaExceeded or NotReady if so many sequences would be refused now.
 
         To be asked before work is put into reading a request; `open` asks again.
         """
@@ -203,21 +214,30 @@ class Bridge:
                 "try again later"
             )
             raise Overloaded(message, 1.0)
+        most, has = tenant.most_open, self._of_tenant[tenant.name]
+        if most is not None and has + sequences > most:
+            message = f"tenant {tenant.name} has {has} sequences open and may have {most} at most"
+            raise QuotaExceeded(message, 1.0)
 
     @contextmanager
     def open(
-        self, submission: Submission, on_cut: Callable[[], None] = _nothing
+        self,
+        submission: Submission,
+        on_cut: Callable[[], None] = _nothing,
+        tenant: Tenant = ANYBODY,
     ) -> Iterator[Stream]:
         """Send a request in; leaving the `with` ends it, however it is left.
 
         The abort is a queue put: it works in a cancelled scope, where nothing can be awaited.
         on_cut: called on the event loop if the reader lags so far that its stream is cut.
-        Raises Overloaded or NotReady before anything crosses.
+        tenant: whose quota it counts against.
+        Raises Overloaded, QuotaExceeded or NotReady before anything crosses.
         """
-        self.require_room(submission.sequences)
+        self.require_room(tenant, submission.sequences)
         stream = Stream(self, submission, self._max_lag, on_cut)
         self._streams[submission.id] = stream
         self._sequences += submission.sequences
+        self._of_tenant[tenant.name] += submission.sequences
         self._idle.clear()
         self.post(submission)
         try:
@@ -227,6 +247,7 @@ class Bridge:
         finally:
             del self._streams[submission.id]
             self._sequences -= submission.sequences
+            self._of_tenant[tenant.name] -= submission.sequences
             if not self._streams:
                 self._idle.set()
             if not stream.finished:

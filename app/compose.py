@@ -27,6 +27,7 @@ from app.model_files import ensure_default_model
 from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
+from app.tenancy import Tenancy, class_limits
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
@@ -89,7 +90,9 @@ def compose(config: Config, console: Console) -> House:
         metrics=Metrics(),
         version=version("octavo"),
         max_body_bytes=config.server.max_body_bytes,
+        tenancy=Tenancy(config),
         strict_fields=config.api.strict_fields,
+        isolate_tenants=config.engine.prefix_scope == "tenant",
     )
     lifespan = _lifespan(service, EngineThread(engine), model)
     application = create_application(service, lifespan, config.server.admin_key)
@@ -210,6 +213,7 @@ def _engine(
         step_tokens=config.engine.max_step_tokens,
         rows=config.engine.max_rows,
         model_len=max_model_len,
+        classes=class_limits(config),
     )
     pool = BlockPool(model.backend.total_blocks)
     scheduler = Scheduler(

@@ -17,6 +17,7 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 OVERLOADED = "overloaded_error"
 AUTHENTICATION = "authentication_error"
+RATE_LIMIT = "rate_limit_error"
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 59
 """Some clients do not retry at all when they are told to wait for a minute or more."""
@@ -107,6 +108,17 @@ def overloaded(message: str, retry_after: float | None) -> ApiError:
         sentence(message),
         code="queue_full",
         type=OVERLOADED,
+        headers=retry_headers(retry_after),
+    )
+
+
+def quota_exceeded(message: str, retry_after: float | None) -> ApiError:
+    """429: as many requests of one tenant are open as it may have."""
+    return ApiError(
+        429,
+        sentence(message),
+        code="rate_limit_exceeded",
+        type=RATE_LIMIT,
         headers=retry_headers(retry_after),
     )
 

@@ -17,6 +17,7 @@ from app.schemas.completion import CompletionRequest
 from app.schemas.parsing import parse
 from app.schemas.sampling import Generate
 from app.service import Service
+from app.tenancy import Caller, Tenant
 from engine.controls import RowControls
 from engine.inbox import Submission
 from engine.prefix import block_keys, salt_of
@@ -32,10 +33,11 @@ GREEDY_BELOW = 1e-5
 class Generation:
     """What to submit, and how to speak about what comes back.
 
-    answers: how many of the sequences become choices, and which.
+    answers: how many of the sequences become choices, and which. tenant: who sent it.
     """
 
     answers: Answers
+    tenant: Tenant
     submission: Submission
     identity: Identity
     dialect: Dialect
@@ -45,8 +47,8 @@ class Generation:
     logprobs: bool
 
 
-def prepare_chat(service: Service, body: bytes, arrival: float) -> Generation:
-    """Read a chat request that came at engine time `arrival`.
+def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
+    """Read a chat request that `caller` sent at engine time `arrival`.
 
     Raises ApiError (400, 404); may run on any thread.
     """
@@ -54,11 +56,11 @@ def prepare_chat(service: Service, body: bytes, arrival: float) -> Generation:
     _check(service, request)
     prompt = chat_tokens(service, request.messages)
     max_tokens = fit(service, prompt, "messages", request.token_limit, None)
-    return _generation(service, request, CHAT, prompt, max_tokens, arrival)
+    return _generation(service, request, CHAT, prompt, max_tokens, arrival, caller)
 
 
-def prepare_completion(service: Service, body: bytes, arrival: float) -> Generation:
-    """Read a completion request that came at engine time `arrival`.
+def prepare_completion(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
+    """Read a completion request that `caller` sent at engine time `arrival`.
 
     Raises ApiError (400, 404); may run on any thread.
     """
@@ -66,7 +68,7 @@ def prepare_completion(service: Service, body: bytes, arrival: float) -> Generat
     _check(service, request)
     prompt = completion_tokens(service, request.prompt)
     max_tokens = fit(service, prompt, "prompt", request.token_limit, COMPLETION_DEFAULT)
-    return _generation(service, request, COMPLETION, prompt, max_tokens, arrival)
+    return _generation(service, request, COMPLETION, prompt, max_tokens, arrival, caller)
 
 
 def row_controls(service: Service, request: Generate, answers: Answers) -> RowControls:
@@ -129,12 +131,15 @@ def _generation(
     prompt: list[int],
     max_tokens: int,
     arrival: float,
+    caller: Caller,
 ) -> Generation:
-    answers = answers_of(request, service.limits.max_open_requests)
+    tenant, terms = caller.tenant, caller.terms(request.service_tier)
+    most = service.limits.max_open_requests
+    answers = answers_of(request, min(most, tenant.most_open or most))
     controls = row_controls(service, request, answers)
     if controls.min_tokens > max_tokens:
         raise invalid(f"min_tokens is above the limit of {max_tokens} tokens.", "min_tokens")
-    salt = salt_of(request.cache_salt or "")
+    salt = salt_of(tenant.name if service.isolate_tenants else "", request.cache_salt or "")
     submission = Submission(
         id=service.bridge.next_id(),
         prompt=prompt,
@@ -143,13 +148,20 @@ def _generation(
         arrival=arrival,
         n=answers.chosen_from if answers.beams is None else answers.count,
         beams=answers.beams,
-        priority=request.priority or 0,
+        tenant=tenant.name,
+        weight=tenant.weight,
+        slo_class=terms.slo_class,
+        priority=terms.priority if request.priority is None else request.priority,
+        ttft_deadline=arrival + terms.ttft,
+        queue_deadline=arrival + terms.queue_timeout,
+        tpot_target=terms.tpot,
         salt=salt,
         prompt_keys=block_keys(prompt, salt),
     )
     identity = Identity(dialect.id_prefix + uuid.uuid4().hex, int(time.time()), service.model_id)
     return Generation(
         answers=answers,
+        tenant=tenant,
         submission=submission,
         identity=identity,
         dialect=dialect,

@@ -114,6 +114,8 @@ class RequestLine:
     duration_s: float | None = None
     """From arrival to the last byte."""
     tenant: str | None = None
+    slo_class: str | None = None
+    """The class that it asked for; a policy may have put it into another."""
     client_disconnected: bool = False
     error: str | None = None
     """The error code that the client was given."""

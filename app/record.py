@@ -20,6 +20,8 @@ class Record:
 
     request_id: str
     status: int = 0
+    tenant: str | None = None
+    slo_class: str | None = None
     model: str | None = None
     stream: bool = False
     prompt_tokens: int | None = None
@@ -36,6 +38,8 @@ class Record:
             request_id=self.request_id,
             route=route,
             status=self.status,
+            tenant=self.tenant,
+            slo_class=self.slo_class,
             model=self.model,
             stream=self.stream,
             prompt_tokens=self.prompt_tokens,

@@ -14,6 +14,7 @@ from app.config.schema import LimitsConfig, SseConfig
 from app.directory import Directory
 from app.errors import model_not_found
 from app.metrics import Metrics
+from app.tenancy import Tenancy
 from app.text.template import ChatTemplate
 from app.text.tokenizer import Tokenizer
 from engine.clock import Clock
@@ -31,8 +32,9 @@ class Service:
 
     model_id: its name in the API. created: Unix seconds at which it was loaded. max_model_len:
     tokens of a request at most, prompt and answer together. clock: the engine's. executor: where
-    large inputs are read. max_body_bytes: larger bodies are refused. directory: open requests by
-    their clients' names.
+    large inputs are read. max_body_bytes: larger bodies are refused. tenancy: who a request is of.
+    isolate_tenants: whether tenants share no cached prefix. directory: open requests by their
+    clients' names.
     """
 
     model_id: str
@@ -48,7 +50,9 @@ class Service:
     metrics: Metrics
     version: str
     max_body_bytes: int
+    tenancy: Tenancy
     strict_fields: bool = False
+    isolate_tenants: bool = False
     directory: Directory = field(default_factory=Directory)
 
     async def off_loop(

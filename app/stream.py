@@ -63,13 +63,15 @@ class GenerationResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a client that reads too slowly loses its connection, and so its place.
 
-        Raises ApiError, Overloaded or NotReady while nothing has been sent yet, ClientDisconnect
-        if nobody waits.
+        Raises ApiError, Overloaded, QuotaExceeded or NotReady while nothing has been sent yet,
+        ClientDisconnect if nobody waits.
         """
         submission = self._generation.submission
         with (
             last_words(scope) as hang_up_soon,
-            self._service.bridge.open(submission, partial(self._cut, hang_up_soon)) as stream,
+            self._service.bridge.open(
+                submission, partial(self._cut, hang_up_soon), self._generation.tenant
+            ) as stream,
             self._service.directory.listed(submission.id, self._names),
             self._service.metrics.follow(submission),
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 from pydantic import BaseModel, SecretStr
@@ -49,11 +49,22 @@ def _section(
         if isinstance(value, BaseModel):
             yield f"{indent}{name}:"
             yield from _section(value, default, (*path, name), loaded)
-        elif isinstance(value, SecretStr):
+        elif value and isinstance(value, dict) and _are(BaseModel, value.values()):
+            yield f"{indent}{name}:"
+            for entry, row in value.items():
+                yield f"{indent}  {entry}:"
+                yield from _section(row, type(row)(), (*path, name, entry), loaded)
+        elif isinstance(value, SecretStr) or (
+            value and isinstance(value, list) and _are(SecretStr, value)
+        ):
             yield f"{indent}# {name}: set, and not shown{_source((*path, name), loaded)}"
         else:
             source = _source((*path, name), loaded) if value != default else ""
             yield f"{indent}{name}: {_scalar(value)}{source}"
+
+
+def _are(kind: type, values: Iterable[object]) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def _source(path: tuple[str, ...], loaded: LoadedConfig) -> str:

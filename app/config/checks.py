@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from app.config.keys import Path, is_secret
-from app.config.schema import Config
+from app.config.schema import DEFAULT, Config
 from app.explain import HIDDEN, explain
-from app.problems import Problem, refuse
+from app.problems import Problem, refuse, suggest
 
 
 class Origin(Protocol):
@@ -25,7 +25,7 @@ def type_problems(tree: Mapping[str, Any], origin: Origin) -> Iterator[Problem]:
         Config.model_validate(tree)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            path = tuple(str(part) for part in detail["loc"])
+            path = tuple(str(part) for part in detail["loc"] if part != "[key]")
             if is_secret(path):
                 detail["input"] = HIDDEN
             yield Problem(".".join(path), explain(detail), origin(path))
@@ -51,6 +51,28 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
             " auto or false",
             origin(("engine", "prefix_cache"), ("engine", "allocation")),
         )
+
+
+def strangers(config: Config, origin: Origin) -> Iterator[Problem]:
+    """Classes that nobody defined, and keys that tell nobody apart."""
+    classes = [*config.classes, DEFAULT]
+    owners: dict[str, str] = {}
+    if config.server.admin_key is not None:
+        owners[config.server.admin_key.get_secret_value()] = "server.admin_key"
+    for name, tenant in config.tenants.items():
+        key, where = f"tenants.{name}.classes", origin(("tenants", name, "classes"))
+        for slo_class in tenant.classes:
+            if slo_class not in classes:
+                hint = suggest(slo_class, classes, "classes")
+                yield Problem(key, f"unknown class {slo_class}; {hint}", where)
+        key, where = f"tenants.{name}.keys", origin(("tenants", name, "keys"))
+        for secret in tenant.keys:
+            owner = owners.setdefault(secret.get_secret_value(), key)
+            if owner != key:
+                yield Problem(key, f"a key that {owner} is or has, too", where)
+    if config.identity.require_key and not any(t.keys for t in config.tenants.values()):
+        where = origin(("identity", "require_key"))
+        yield Problem("identity.require_key", "no tenant has a key, so nobody could enter", where)
 
 
 def check_pool(config: Config, *, total_blocks: int, block_size: int, max_model_len: int) -> None:

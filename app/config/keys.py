@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from typing import get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -20,9 +20,21 @@ def subsection(field: FieldInfo) -> type[Section] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
+def row(field: FieldInfo) -> type[Section] | None:
+    """The section that each entry of a table such as `classes` holds; None for other fields."""
+    kinds = get_args(field.annotation)
+    kind = kinds[1] if get_origin(field.annotation) is dict else None
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
 def is_secret(path: Path) -> bool:
-    """Whether the knob at `path` holds what nobody may print."""
-    return any(known == path and _holds_secret(field.annotation) for known, field in fields())
+    """Whether what stands at `path` is, or is part of, what nobody may print."""
+    return any(
+        len(known) <= len(path)
+        and all(name in ("NAME", given) for name, given in zip(known, path, strict=False))
+        and _holds_secret(field.annotation)
+        for known, field in [*fields(), *_rows("NAME")]
+    )
 
 
 def _holds_secret(annotation: object) -> bool:
@@ -30,16 +42,24 @@ def _holds_secret(annotation: object) -> bool:
 
 
 def fields(section: type[Section] = Config, path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
-    """Every field, sections included, in the schema's order."""
+    """Every field, sections included, in the schema's order; of tables not what their rows hold."""
     for name, field in section.model_fields.items():
         yield (*path, name), field
         if inner := subsection(field):
             yield from fields(inner, (*path, name))
 
 
+def _rows(entry: str) -> Iterator[tuple[Path, FieldInfo]]:
+    """The fields of the tables' rows, as those of the entry of this name."""
+    for path, field in fields():
+        if inner := row(field):
+            yield from fields(inner, (*path, entry))
+
+
 def unknown_key(path: Path) -> str:
     """Say what an unknown key was probably meant to be."""
-    known = [candidate for candidate, _ in fields()]
+    entry = path[1] if len(path) > 2 else "NAME"
+    known = [candidate for candidate, _ in [*fields(), *_rows(entry)]]
     owners = [".".join(p[:-1]) or "the top level" for p in known if p[-1] == path[-1]]
     if owners:
         return f"unknown key; {path[-1]} belongs under {' or '.join(owners)}"

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from app.config import document
-from app.config.keys import Path, subsection, unknown_key
+from app.config.keys import Path, row, subsection, unknown_key
 from app.config.schema import Config, Section
 from app.explain import show
 from app.problems import Problem
@@ -107,10 +107,23 @@ class _Reader:
                 self._complain(here, unknown_key(here), document.line_of(key_node))
             elif inner := subsection(knob):
                 self._section(inner, here, value_node)
+            elif inner := row(knob):
+                self._table(inner, here, key_node, value_node)
             elif here == ("scheduler", "params"):
                 self._params(here, key_node, value_node)
             else:
                 self._set(here, document.plain(value_node), key_node)
+
+    def _table(
+        self, section: type[Section], path: Path, key_node: yaml.Node, node: yaml.Node
+    ) -> None:
+        """Entries join those of earlier sources, and so do their keys; nothing clears either."""
+        if document.is_empty(node):
+            self._set(path, {}, key_node)
+        for name, entry_key, entry in self._entries(path, node):
+            if document.is_empty(entry):
+                self._set((*path, name), {}, entry_key)
+            self._section(section, (*path, name), entry)
 
     def _params(self, path: Path, key_node: yaml.Node, node: yaml.Node) -> None:
         """Parameters join those of earlier sources; an empty mapping clears them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from app.config.checks import impossible, type_problems
+from app.config.checks import impossible, strangers, type_problems
 from app.config.keys import fields, subsection
 from app.config.layers import Layer
 from app.config.schema import Config
@@ -64,7 +64,13 @@ def load_with_sources(
     refuse([problem for layer in layers for problem in _layer_problems(layer)])
     merged = Layer.merge(layers)
     config = Config.model_validate(merged.tree())
-    refuse([*impossible(config, merged.origin), *_policy_problems(config, merged)])
+    refuse(
+        [
+            *impossible(config, merged.origin),
+            *strangers(config, merged.origin),
+            *_policy_problems(config, merged),
+        ]
+    )
     return LoadedConfig(config, file, merged.sources())
 
 

@@ -13,10 +13,14 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
+DEFAULT: Final = "default"
+"""The tenant and the class of requests that are of no other; both may be configured."""
 
 _UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def parse_size(value: object) -> object:
@@ -52,6 +56,20 @@ def bearer_token(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def label(name: str) -> str:
+    """Accept what can stand in logs, metrics and headers; raises ValueError for anything else."""
+    if not _LABEL.fullmatch(name):
+        raise ValueError("a name has at most 64 letters, digits and -._, and no sign first")
+    return name
+
+
+def header_name(name: str) -> str:
+    """The name of an HTTP header (RFC 9110, section 5.1) in lower case; raises ValueError."""
+    if not _HEADER.fullmatch(name):
+        raise ValueError("expected the name of an HTTP header")
+    return name.lower()
+
+
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
 BackendName: TypeAlias = Annotated[
@@ -64,6 +82,9 @@ Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
 Secret: TypeAlias = Annotated[SecretStr, AfterValidator(bearer_token)]
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
+Label: TypeAlias = Annotated[str, AfterValidator(label)]
+HeaderName: TypeAlias = Annotated[str, AfterValidator(header_name)]
+Target: TypeAlias = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
@@ -166,6 +187,9 @@ class EngineConfig(Section):
         default="auto",
         description="whether requests that begin alike share what is computed; auto: if paged",
     )
+    prefix_scope: Literal["all", "tenant"] = Field(
+        default="all", description="who shares: all requests, or those of one tenant"
+    )
     depth: int = Field(
         default=0, ge=0, le=1, description="steps in flight while the next is planned, 0 or 1"
     )
@@ -187,6 +211,70 @@ class SchedulerConfig(Section):
         default="fcfs", description="name of an installed policy, or package.module:Class"
     )
     params: dict[str, Any] = Field(default={}, description="the policy's own parameters")
+
+
+class ClassConfig(Section):
+    """A service class: what its requests are promised, and what they may hold together."""
+
+    ttft_s: Target | None = Field(
+        default=None, description="target from arrival to the first token; null: none"
+    )
+    tpot_s: Target | None = Field(
+        default=None, description="target for each token after the first; null: none"
+    )
+    queue_timeout_s: Target | None = Field(
+        default=None, description="longest wait to be started; then 503; null: for ever"
+    )
+    priority: int = Field(
+        default=0,
+        ge=-(2**63),
+        lt=2**63,
+        description="of requests that give none themselves; smaller is more urgent",
+    )
+    max_running: Positive | None = Field(
+        default=None, description="most requests that run at once; null: no limit"
+    )
+    max_waiting: Positive | None = Field(
+        default=None, description="most requests that wait; more are answered 429; null: no limit"
+    )
+    max_blocks_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="share of the KV blocks that its requests may hold; null: all"
+    )
+
+
+class TenantConfig(Section):
+    """A tenant: how its requests are known, and what they may have."""
+
+    keys: list[Secret] = Field(
+        default=[], description="API keys, sent as Authorization: Bearer KEY; none: by header only"
+    )
+    weight: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="its share beside the others', for policies that share"
+    )
+    classes: list[Name] = Field(
+        default=[], description="classes of its requests, the usual one first; empty: any"
+    )
+    max_open_requests: Positive | None = Field(
+        default=None, description="most sequences accepted at once; more are answered 429"
+    )
+
+
+class IdentityConfig(Section):
+    """How a request's tenant and class are told."""
+
+    require_key: bool = Field(
+        default=False, description="whether a request without a tenant's key is answered 401"
+    )
+    trust_proxy_headers: bool = Field(
+        default=False, description="whether the headers below count; only behind a gateway"
+    )
+    tenant_headers: list[HeaderName] = Field(
+        default=["x-gateway-inference-fairness-id", "x-openwebui-user-id"],
+        description="name the tenant",
+    )
+    class_headers: list[HeaderName] = Field(
+        default=["x-gateway-inference-objective"], description="name the class"
+    )
 
 
 class GuardConfig(Section):
@@ -280,6 +368,13 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     guard: GuardConfig = GuardConfig()
+    classes: dict[Label, ClassConfig] = Field(
+        default={}, description="service classes by name; service_tier asks for one"
+    )
+    tenants: dict[Label, TenantConfig] = Field(
+        default={}, description="tenants by name; default stands for all others"
+    )
+    identity: IdentityConfig = IdentityConfig()
     limits: LimitsConfig = LimitsConfig()
     api: ApiConfig = ApiConfig()
     sse: SseConfig = SseConfig()

@@ -12,22 +12,27 @@ from app.generation import Generation
 from app.record import record_of
 from app.service import Service
 from app.stream import GenerationResponse
+from app.tenancy import Caller
 
-Prepare: TypeAlias = Callable[[Service, bytes, float], Generation]
-"""Body and arrival (engine time) in, checked request out; may run on any thread."""
+Prepare: TypeAlias = Callable[[Service, bytes, float, Caller], Generation]
+"""Body, arrival (engine time) and sender in, checked request out; may run on any thread."""
 
 
 async def generate(service: Service, prepare: Prepare, request: Request) -> GenerationResponse:
     """Read a request; the response that is returned opens it, once it is called.
 
-    A full house says so before it reads a body, so that a flood of large ones costs nothing.
+    Who may not enter, or not now, is told so before a body is read: a flood of large ones costs
+    nothing.
     """
-    service.bridge.require_room()
     record = record_of(request.scope)
+    caller = service.tenancy.caller(request.headers)
+    record.tenant = caller.tenant.name
+    service.bridge.require_room(caller.tenant)
     body = await read_body(request, service.max_body_bytes)
     arrival = service.clock.now()
-    generation = await service.off_loop(len(body), prepare, service, body, arrival)
+    generation = await service.off_loop(len(body), prepare, service, body, arrival, caller)
     record.model = service.model_id
+    record.slo_class = generation.submission.slo_class
     record.stream = generation.stream
     record.prompt_tokens = len(generation.submission.prompt)
     return GenerationResponse(service, generation, record)

@@ -19,7 +19,6 @@ IGNORED = frozenset(
         "user",
         "store",
         "metadata",
-        "service_tier",
         "prompt_cache_key",
         "prompt_cache_options",
         "safety_identifier",

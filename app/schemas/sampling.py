@@ -81,6 +81,7 @@ class Generate(WireModel):
         None
     )
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    service_tier: str | None = None
     priority: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

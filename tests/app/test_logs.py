@@ -179,6 +179,7 @@ def test_a_request_is_one_line_with_every_field() -> None:
             ttft_s=0.12345678,
             duration_s=1.5,
             tenant="t",
+            slo_class="batch",
         )
     )
     (line,) = lines(stream)
@@ -199,6 +200,7 @@ def test_a_request_is_one_line_with_every_field() -> None:
         "ttft_s": 0.123457,
         "duration_s": 1.5,
         "tenant": "t",
+        "slo_class": "batch",
         "client_disconnected": False,
         "error": None,
     }

@@ -10,13 +10,14 @@ from starlette.requests import ClientDisconnect
 from support.serving import chunks, events
 
 from app.bridge import DRAINING, NotReady, Overloaded
-from app.config.schema import LimitsConfig, SseConfig
+from app.config.schema import Config, LimitsConfig, SseConfig
 from app.errors import ApiError
 from app.generation import prepare_chat
 from app.metrics import Metrics
 from app.record import Record
 from app.service import Service
 from app.stream import GenerationResponse
+from app.tenancy import Caller, Tenancy
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
 from engine.clock import VirtualClock
@@ -49,7 +50,7 @@ class FakeBridge:
         return 1
 
     @contextlib.contextmanager
-    def open(self, submission, on_cut):
+    def open(self, submission, on_cut, tenant):
         self.cut = on_cut
         if self._refusal is not None:
             raise self._refusal
@@ -121,9 +122,10 @@ class Call:
             metrics=self.metrics,
             version="0",
             max_body_bytes=1000,
+            tenancy=Tenancy(Config()),
         )
         body = {"messages": [{"role": "user", "content": "x"}], **fields}
-        generation = prepare_chat(service, json.dumps(body).encode(), 0.0)
+        generation = prepare_chat(service, json.dumps(body).encode(), 0.0, Caller())
         self.bridge = bridge
         self.record = Record("r")
         self.client = Client()

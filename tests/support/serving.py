@@ -17,10 +17,11 @@ from pydantic import SecretStr
 
 from app.application import create_application
 from app.bridge import Bridge
-from app.config.schema import LimitsConfig, ServerConfig, SseConfig
+from app.config.schema import Config, LimitsConfig, ServerConfig, SseConfig
 from app.draining_server import uvicorn_config
 from app.metrics import Metrics
 from app.service import Service
+from app.tenancy import Tenancy, class_limits
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer, Tokenizer
 from engine.backends.base import Backend
@@ -88,16 +89,21 @@ class House:
         send_timeout_s: float = 60.0,
         send_buffer: int | None = None,
         admin_key: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        isolate_tenants: bool = False,
         **scripted: Any,
     ) -> None:
         self.send_timeout_s = send_timeout_s
         self.send_buffer = send_buffer
         self.tokenizer = tokenizer or ByteTokenizer()
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
+        self.config = Config.model_validate(dict(config or {}))
         self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(
-            policy(services=services()), self.pool, Limits(step_tokens, rows, model_len)
+            policy(services=services()),
+            self.pool,
+            Limits(step_tokens, rows, model_len, class_limits(self.config)),
         )
         self.clock = MonotonicClock()
         self.metrics = Metrics()
@@ -126,7 +132,9 @@ class House:
             metrics=self.metrics,
             version="0.0.0",
             max_body_bytes=max_body_bytes,
+            tenancy=Tenancy(self.config),
             strict_fields=strict_fields,
+            isolate_tenants=isolate_tenants,
         )
         key = None if admin_key is None else SecretStr(admin_key)
         self.application = create_application(self.service, admin_key=key)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 from app.config import Config, load_config
-from app.config.keys import fields, subsection
+from app.config.keys import fields, row, subsection
 
 CONFIG_YAML = Path(__file__).parents[3] / "config.yaml"
 LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):(?: (?P<value>.*?))? +# (?P<comment>.*)")
@@ -40,6 +42,27 @@ def test_every_comment_is_the_description_in_the_schema() -> None:
         doc = (section.__doc__ or "").splitlines()[0] if section else None
         described[path] = field.description or doc
     assert commented_keys() == described
+
+
+ROW = re.compile(r"# (?P<line>  .*|NAME: .*)")
+
+
+def test_what_a_row_of_a_table_may_hold_is_told_in_comments() -> None:
+    """Below `classes: {}` and the like come the keys of an entry, which is called NAME there."""
+    text = CONFIG_YAML.read_text(encoding="utf-8")
+    lines = [match["line"] for line in text.splitlines() if (match := ROW.fullmatch(line))]
+    told = []
+    for line in lines:
+        match = LINE.fullmatch(line)
+        assert match, line
+        value = None if match["value"] is None else yaml.safe_load(match["value"])
+        told.append((len(match["indent"]), match["key"], value, match["comment"]))
+    expected = []
+    for section in filter(None, (row(field) for _, field in fields())):
+        expected.append((0, "NAME", None, section.__doc__))
+        for name, field in section.model_fields.items():
+            expected.append((2, name, field.default, field.description))
+    assert told == expected
 
 
 def test_every_description_is_given() -> None:

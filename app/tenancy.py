@@ -1,0 +1,135 @@
+"""Who a request is of: its tenant by key or header, its class by header, field or tenant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+
+from app.config.schema import DEFAULT, ClassConfig, Config, IdentityConfig, TenantConfig
+from app.errors import unauthorized
+from app.keys import bearer, digest
+from engine.limits import ClassLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who shares the server with others.
+
+    classes: of its requests, the usual one first; empty: any. most_open: sequences accepted at
+    once; None is no limit.
+    """
+
+    name: str = DEFAULT
+    weight: float = 1.0
+    classes: Sequence[str] = ()
+    most_open: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request of a class is promised, in seconds (inf: nothing), and its usual priority."""
+
+    slo_class: str = DEFAULT
+    priority: int = 0
+    ttft: float = math.inf
+    tpot: float = math.inf
+    queue_timeout: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and the classes that there were when it came.
+
+    objective: the class that a trusted header names.
+    """
+
+    tenant: Tenant = field(default_factory=Tenant)
+    objective: str | None = None
+    classes: Mapping[str, Terms] = field(default_factory=dict)
+
+    def terms(self, service_tier: str | None) -> Terms:
+        """The terms of a request that asks for this tier.
+
+        The gateway's word holds over the client's. Names that are no class, or none of the
+        tenant's, change nothing: clients send `service_tier` for servers of other kinds as well.
+        """
+        allowed = self.tenant.classes or [DEFAULT, *self.classes]
+        for name in (self.objective, service_tier):
+            if name is not None and name in allowed:
+                return self._terms(name)
+        return self._terms(allowed[0])
+
+    def _terms(self, name: str) -> Terms:
+        return self.classes.get(name) or Terms(name)
+
+
+class Tenancy:
+    """The tenants and classes of a configuration; another one can be adopted at any time."""
+
+    def __init__(self, config: Config) -> None:
+        self.adopt(config)
+
+    def adopt(self, config: Config) -> None:
+        """From now on these are the tenants and classes. Requests that are under way keep theirs.
+
+        On the event loop, where callers are told as well.
+        """
+        self._identity: IdentityConfig = config.identity
+        self._classes = {name: _terms(name, each) for name, each in config.classes.items()}
+        self._tenants = {name: _tenant(name, each) for name, each in config.tenants.items()}
+        self._default = self._tenants.get(DEFAULT, Tenant())
+        self._by_key = {
+            digest(key.get_secret_value().encode()): self._tenants[name]
+            for name, each in config.tenants.items()
+            for key in each.keys
+        }
+
+    def caller(self, headers: Headers) -> Caller:
+        """Who sends a request with these headers: one of the tenants of the configuration, always.
+
+        The key tells the tenant, unless a trusted header names another one that there is. Raises
+        ApiError (401) without a tenant's key where one is required.
+        """
+        tenant = self._by_key.get(digest(bearer(headers)))
+        if tenant is None:
+            if self._identity.require_key:
+                raise unauthorized("An API key is needed: Authorization: Bearer KEY.")
+            tenant = self._default
+        if not self._identity.trust_proxy_headers:
+            return Caller(tenant, None, self._classes)
+        named = self._first(headers, self._identity.tenant_headers, self._tenants)
+        classes = {**self._classes, DEFAULT: None}
+        objective = self._first(headers, self._identity.class_headers, classes)
+        return Caller(self._tenants[named] if named else tenant, objective, self._classes)
+
+    def _first(
+        self, headers: Headers, names: Sequence[str], known: Mapping[str, object]
+    ) -> str | None:
+        """The first value of these headers that is known."""
+        values = (headers.get(name) for name in names)
+        return next((value for value in values if value in known), None)
+
+
+def class_limits(config: Config) -> dict[str, ClassLimits]:
+    """What the engine keeps each class to."""
+    return {
+        name: ClassLimits(each.max_running, each.max_waiting, each.max_blocks_fraction)
+        for name, each in config.classes.items()
+    }
+
+
+def _terms(name: str, config: ClassConfig) -> Terms:
+    return Terms(
+        name,
+        config.priority,
+        config.ttft_s or math.inf,
+        config.tpot_s or math.inf,
+        config.queue_timeout_s or math.inf,
+    )
+
+
+def _tenant(name: str, config: TenantConfig) -> Tenant:
+    return Tenant(name, config.weight, tuple(config.classes), config.max_open_requests)

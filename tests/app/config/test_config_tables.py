@@ -1,0 +1,108 @@
+"""`classes` and `tenants`: tables whose entries people name themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli import main
+from app.config import load_config, load_with_sources
+from app.config.schema import ClassConfig
+from engine.errors import ConfigurationError
+
+YAML = """
+classes:
+  interactive: {ttft_s: 0.5, priority: -1, max_waiting: 8}
+  batch:
+tenants:
+  acme:
+    keys: [key-of-acme, another]
+    weight: 2
+    classes: [interactive, default]
+"""
+
+
+def problem(*overrides: str, text: str = "") -> str:
+    Path("config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(overrides=overrides)
+    return str(caught.value)
+
+
+def test_entries_have_the_names_that_the_file_gives_them() -> None:
+    Path("config.yaml").write_text(YAML, encoding="utf-8")
+    config = load_config()
+    assert config.classes == {
+        "interactive": ClassConfig(ttft_s=0.5, priority=-1, max_waiting=8),
+        "batch": ClassConfig(),
+    }
+    assert [key.get_secret_value() for key in config.tenants["acme"].keys] == [
+        "key-of-acme",
+        "another",
+    ]
+
+
+def test_later_sources_add_entries_and_change_single_keys() -> None:
+    Path("config.yaml").write_text(YAML, encoding="utf-8")
+    loaded = load_with_sources(
+        None,
+        {"OCTAVO_CLASSES__BATCH__PRIORITY": "9"},
+        ["tenants.acme.weight=3", "tenants.globex={}"],
+    )
+    assert loaded.config.classes["interactive"].ttft_s == 0.5
+    assert loaded.config.classes["batch"].priority == 9
+    assert (loaded.config.tenants["acme"].weight, len(loaded.config.tenants)) == (3, 2)
+    assert loaded.sources["tenants.acme.weight"] == "--set"
+    assert loaded.sources["tenants.acme.classes"] == "config.yaml:9"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("classes.a.tft_s=1", "classes.a.tft_s: unknown key; did you mean classes.a.ttft_s?"),
+        ("tenants.a.max_running=1", "unknown key; max_running belongs under classes.a"),
+        ("engine.weight=2", "engine.weight: unknown key; weight belongs under tenants.NAME"),
+        ("classes.a.ttft_s=0", "classes.a.ttft_s: must be more than 0, got 0"),
+        ("classes.a.max_blocks_fraction=1.5", "must be at most 1, got 1.5"),
+        ("classes.a=fast", 'classes.a: expected a mapping, got "fast"'),
+        ("classes={a b: {}}", "classes.a b: a name has at most 64 letters, digits and -._"),
+        ("tenants.a.classes=[x]", "tenants.a.classes: unknown class x; known classes: default"),
+        ("identity.tenant_headers=[x y]", "expected the name of an HTTP header"),
+        ("identity.require_key=true", "identity.require_key: no tenant has a key"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(override: str, message: str) -> None:
+    assert message in problem(override)
+
+
+def test_a_class_that_is_misspelt_is_told_the_nearest() -> None:
+    told = problem("tenants.acme.classes=[interactiv]", text=YAML)
+    assert told == (
+        "--set: tenants.acme.classes: unknown class interactiv; did you mean interactive?"
+    )
+
+
+def test_a_key_that_opens_two_doors_is_refused_and_not_shown() -> None:
+    told = problem("tenants.b.keys=[another]", text=YAML)
+    assert told == "--set: tenants.b.keys: a key that tenants.acme.keys is or has, too"
+    told = problem("server.admin_key=another", text=YAML)
+    assert "tenants.acme.keys: a key that server.admin_key is or has, too" in told
+    wrong = problem("tenants.b.keys=[with blank]")
+    assert "tenants.b.keys.0" in wrong
+    assert "with blank" not in wrong
+
+
+def test_check_config_prints_what_can_be_read_again_without_the_keys() -> None:
+    Path("config.yaml").write_text(YAML, encoding="utf-8")
+    printed = CliRunner().invoke(main, ["check-config"])
+    assert printed.exit_code == 0
+    assert "key-of-acme" not in printed.stdout
+    assert "# keys: set, and not shown  # config.yaml:7" in printed.stdout
+    as_json = CliRunner().invoke(main, ["check-config", "--json"])
+    assert "key-of-acme" not in as_json.stdout
+    Path("again.yaml").write_text(printed.stdout, encoding="utf-8")
+    again = load_config(Path("again.yaml"))
+    assert again.classes == load_config().classes
+    assert again.tenants["acme"].weight == 2
