@@ -95,6 +95,7 @@ def test_a_table_has_a_line_for_each_row() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @needs_traces
 def test_decode_priority_keeps_its_target_at_no_longer_waits_than_any_fixed_budget_that_does() -> (
     None
@@ -109,6 +110,7 @@ def test_decode_priority_keeps_its_target_at_no_longer_waits_than_any_fixed_budg
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @needs_traces
 def test_slo_serves_no_less_than_fcfs_below_capacity_and_much_more_beyond() -> None:
     arrivals = read_arrivals(TRACES / AZURE)[:1500]
