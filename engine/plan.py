@@ -94,30 +94,28 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
     """
     decodes, chunks = plan.ordered()
     sequences = decodes + chunks
-    rows = [
-        # It samples if it reaches the last token that will be known.
-        Row(s.request.id, s.index, start, count, start + count == len(s.tokens) + s.pending)
-        for s in sequences
-        for start, count in ((s.computed + s.in_flight, s.scheduled),)
-    ]
-    arrays = _Arrays.of(decodes, chunks, rows).packed() if packed else _NO_ARRAYS
+    rows: list[Row] = []
     sampling: list[SampleRow] = []
-    for row, sequence in zip(rows, sequences, strict=True):
-        if row.samples:
-            request = sequence.request
-            sequence.sample_row = len(sampling)
+    sampled: list[Sequence] = []
+    for sequence in sequences:
+        request, count = sequence.request, sequence.scheduled
+        start = sequence.computed + sequence.in_flight
+        end = start + count
+        samples = end == len(sequence.tokens) + sequence.pending  # the last that will be known
+        rows.append(Row(request.id, sequence.index, start, count, samples))
+        if samples:
             sequence.pending += 1
+            sampled.append(sequence)
             sampling.append(
                 SampleRow(
-                    request.controls,
-                    sequence.index,
-                    row.start + row.count,
-                    sequence.tokens,
-                    request.prompt_length,
+                    request.controls, sequence.index, end, sequence.tokens, request.prompt_length
                 )
             )
-        sequence.in_flight += row.count
+        sequence.in_flight += count
         sequence.scheduled = 0
+    arrays = _Arrays.of(decodes, chunks, rows).packed() if packed else _NO_ARRAYS
+    for place, sequence in enumerate(sampled):  # until now it says where the step before samples
+        sequence.sample_row = place
     return Flight(
         plan=plan,
         sequences=sequences,

@@ -127,6 +127,7 @@ class Request:
         "cached",
         "computed_peak",
         "controls",
+        "ending_ids",
         "id",
         "last_token_at",
         "passed",
@@ -155,6 +156,7 @@ class Request:
         self.computed_peak = 0
         self.cached = 0
         self.controls = submission.controls
+        self.ending_ids = submission.controls.ending_ids
         self.search: Search | None = None
         if submission.beams is None:
             self.sequences = [Sequence(self, index) for index in range(submission.n)]
@@ -164,8 +166,7 @@ class Request:
 
     def _start_search(self, settings: BeamSearch) -> None:
         submission = self.submission
-        ending_ids = submission.controls.ending_ids
-        self.search = Search(settings, submission.max_tokens, ending_ids)
+        self.search = Search(settings, submission.max_tokens, self.ending_ids)
         self.controls = replace(submission.controls, beams=settings.width)
         self.sequences = [Sequence(self, 0)]
         self.sequences[0].beam = Beam()

@@ -345,7 +345,6 @@ class Scheduler:
     ) -> None:
         request = sequence.request
         submission, tokens = request.submission, sequence.tokens
-        controls = submission.controls
         tokens.append(token)
         generated = len(tokens) - request.prompt_length
         request.last_token_at = now
@@ -362,7 +361,7 @@ class Scheduler:
         if generated == 1:
             output.timing = Timing(submission.arrival, request.admitted_at)
             output.cached = request.cached
-        if token in controls.stop_ids or (token in controls.eos_ids and not controls.ignore_eos):
+        if token in request.ending_ids:
             output.finish = Finish(FinishReason.STOP, stop_token=token)
         elif generated >= submission.max_tokens:
             output.finish = Finish(FinishReason.LENGTH)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from engine.batch import Batch
 from engine.clock import Clock, MonotonicClock, VirtualClock
 from engine.controls import Candidate, Sampled, SampleRow, TokenLogprobs
-from engine.cost import LinearCost, StepShape
+from engine.cost import LinearCost
 
 
 def alphabet(row: SampleRow) -> int:
@@ -89,7 +89,7 @@ class SimulatedBackend:
 
     def submit(self, batch: Batch) -> int:
         started = max(self._clock.now(), self._free_at)
-        seconds = self._cost.of(StepShape.of(batch))
+        seconds = self._cost.of(batch.shape)
         if self._noise is not None:
             seconds *= self._noise()
         moving = self._move_seconds * (len(batch.offloads) + len(batch.restores))

@@ -9,9 +9,9 @@ import pytest
 from support.engines import Harness
 
 from engine.backends.simulated import SimulatedBackend
-from engine.batch import Batch
+from engine.batch import Batch, StepShape
 from engine.clock import VirtualClock
-from engine.cost import PRIOR, FittedCost, LearningCost, LinearCost, StepShape
+from engine.cost import PRIOR, FittedCost, LearningCost, LinearCost
 
 TRUTH = LinearCost(base=8e-3, prompt_token=3e-4, decode=6e-4, kv_read=4e-6, chunk_context=1e-7)
 DECODES = StepShape(prefill=0, decodes=32, kv_read=32 * 700, chunk_context=0)
@@ -329,7 +329,7 @@ class Shapes(SimulatedBackend):
         self.seen: list[StepShape] = []
 
     def submit(self, batch: Batch) -> int:
-        self.seen.append(StepShape.of(batch))
+        self.seen.append(batch.shape)
         return super().submit(batch)
 
 
