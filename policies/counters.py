@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from policies.base import Heads, RequestView
 
@@ -136,16 +136,16 @@ class TenantCounters:
         self._pushes += 1
         return (counter, self._pushes, tenant)
 
-    def tidy(self, running: Mapping[int, str]) -> None:
+    def tidy(self, running: Iterable[str]) -> None:
         """Forget the counters that returning would lift anyway.
 
-        running: the tenants of running requests by request, which may still be charged. Costs
-        nothing most of the time.
+        running: the tenants of running requests, which may still be charged. Costs nothing most of
+        the time.
         """
         if len(self._counters) < self._tidy_at:
             return
         floor = self.smallest
-        present = {*self._waiting, *running.values(), self._last}
+        present = {*self._waiting, *running, self._last}
         self._counters = {
             tenant: counter
             for tenant, counter in self._counters.items()
