@@ -33,6 +33,7 @@ from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
 from engine.allocation import ALLOCATIONS
 from engine.backends import LoadedModel, load_on_cpu
+from engine.backends.base import Backend
 from engine.backends.memory import AUTO_KV_DTYPE, auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
@@ -43,6 +44,7 @@ from engine.errors import ModelError, TooLittleMemory
 from engine.guard import GuardSettings
 from engine.limits import Limits
 from engine.loop import Engine
+from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
 from policies.base import Policy, Services
@@ -113,13 +115,20 @@ def _load_model(config: Config, path: Path | None, cost: LinearCost) -> LoadedMo
     engine = config.engine
     if engine.backend == "simulated" or path is None:
         wait = time.sleep if engine.simulated.real_time else _no_wait
-        backend = SimulatedBackend(cost, engine.simulated.total_blocks, wait=wait)
+        backend = SimulatedBackend(
+            cost,
+            engine.simulated.total_blocks,
+            wait=wait,
+            host_blocks=engine.simulated.host_blocks,
+            move_seconds=engine.simulated.move_s,
+        )
         return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
     with _naming_the_key("model.path"):
         return load_on_cpu(
             path,
             kv_memory_bytes=_kv_memory(config),
             kv_dtype=_kv_dtype(config),
+            offload_memory_bytes=engine.offload_memory if "offload" in engine.relief else 0,
             threads=engine.threads,
         )
 
@@ -162,6 +171,7 @@ def _announce(config: Config, path: Path | None, model: LoadedModel) -> None:
         kv_tokens=blocks * BLOCK,
         kv_bytes=_kv_memory(config) if real else None,
         kv_dtype=_kv_dtype(config) if real else None,
+        host_blocks=model.backend.host_blocks,
         max_model_len=config.model.max_model_len or model.context_length,
         policy=config.scheduler.policy,
         depth=config.engine.depth,
@@ -223,6 +233,7 @@ def _engine(
         guard=_guard(config),
         prefix_cache=config.engine.caches_prefixes,
         allocation=ALLOCATIONS[config.engine.allocation],
+        relief=_relief(config, model.backend, cost),
     )
     return Engine(
         scheduler=scheduler,
@@ -232,6 +243,15 @@ def _engine(
         emit=bridge.emit,
         depth=config.engine.depth,
     )
+
+
+def _relief(config: Config, backend: Backend, cost: LearningCost) -> ReliefSettings:
+    """How requests give way; without host memory, or if it is not wanted, nothing is offloaded."""
+    wanted = config.engine.relief
+    offload = None
+    if "offload" in wanted and backend.host_blocks:
+        offload = Offload(backend.host_blocks, backend.move_seconds, cost)
+    return ReliefSettings(offload, recompute="recompute" in wanted)
 
 
 def _guard(config: Config) -> GuardSettings:

@@ -177,6 +177,12 @@ def _gauges(stats: Stats) -> Iterable[Metric]:
     blocks.add_metric(("cached",), stats.blocks_cached)
     blocks.add_metric(("total",), stats.blocks_total)
     yield blocks
+    host = GaugeMetricFamily(
+        "octavo_host_blocks", "Blocks of host memory to offload to", labels=("state",)
+    )
+    host.add_metric(("free",), stats.host_blocks_free)
+    host.add_metric(("total",), stats.host_blocks_total)
+    yield host
 
 
 def _counters(stats: Stats) -> Iterable[Metric]:
@@ -189,6 +195,8 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_cached_tokens", "Prompt tokens found in the cache", totals.cached_tokens),
         ("octavo_recomputed_tokens", "Tokens computed again", totals.recomputed_tokens),
         ("octavo_preemptions", "Requests that gave their blocks back", totals.preemptions),
+        ("octavo_offloaded_blocks", "KV blocks moved to host memory", totals.offloaded_blocks),
+        ("octavo_restored_blocks", "KV blocks moved back", totals.restored_blocks),
         ("octavo_requests_arrived", "Requests that reached the engine", totals.arrived),
         ("octavo_requests_admitted", "Requests that were let in", totals.admitted),
         ("octavo_forced_admissions", "Admissions the guard gave away", stats.forced_admissions),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.batch import BLOCK
 from engine.outputs import Failure, FailureKind
 from engine.plan import Plan
 from engine.request import Request
@@ -138,23 +137,24 @@ class Admission:
     def _start(self, head: Request, *, oldest: bool) -> None:
         roster = self._roster
         self._guard.admitted(oldest=oldest, forced=self._forced)
-        memory = self._planner.memory
-        found = memory.found(head)
-        cached = len(found) * BLOCK
-        known = sum(len(sequence.tokens) for sequence in head.open_sequences)
-        again = min(head.computed_peak, known)
-        recomputed = max(0, again - cached)
-        first = 0
-        if head.preemptions == 0:
-            first = known - cached - sum(map(memory.fork_tokens, head.open_sequences[1:]))
-            head.admitted_at = self._step.now
-            head.cached = cached
-            roster.counters.admitted += 1
-            roster.counters.cached_tokens += cached
-        roster.counters.recomputed_tokens += recomputed
         roster.start(head)
-        memory.begin(head, found)
+        restored = roster.host.restore(head)
+        first = recomputed = 0
+        for sequence in head.open_sequences:
+            begin = self._planner.memory.begins_at(sequence)
+            recomputed += max(0, sequence.peak - begin)
+            if head.preemptions == 0:
+                first += len(sequence.tokens) - begin
+        if head.preemptions == 0:
+            head.admitted_at = self._step.now
+            head.cached = head.computed
+            roster.counters.admitted += 1
+            roster.counters.cached_tokens += head.cached
+        roster.counters.recomputed_tokens += recomputed
+        roster.counters.restored_blocks += restored
         roster.log("admit", head.id, self._forced, recomputed)
+        if restored:
+            roster.log("restore", head.id, restored)
         roster.service.admitted(head, first)
         roster.events.append(Admitted(head.view, first, recomputed))
         roster.notify()

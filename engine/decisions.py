@@ -7,6 +7,7 @@ Each entry is a tuple that starts with its kind:
     ("admit", request, forced, recomputed)                                ("hold", until)
     ("decode", [request, index, …])      ("chunk", request, index, count)
     ("fork", request, index, source)     ("preempt", request, lost)       ("displace", request, by)
+    ("offload", request, blocks)         ("restore", request, blocks)
     ("fallback", reason, until step)     ("policy", name)                 ("cut-hold", now)
     ("finish", request, index, reason)   ("cancel", request)              ("fail", request)
 

@@ -185,13 +185,17 @@ class Engine:
             log.exception("step %d failed; its rows are computed again", flight.plan.step)
 
     def _close_books(self, flight: Flight) -> None:
-        """What the step took: from its start, or from when the one before it made way."""
+        """What the step took: from its start, or from when the one before it made way.
+
+        A step that moved blocks to host memory or back says nothing about what computing costs.
+        """
         now = self.clock.now()
         seconds = now - max(flight.started, self._landed_at)
         self._landed_at = now
         shape = flight.batch.shape
-        predicted = self.cost.of(shape)
-        if flight.fault is None:
+        moved = len(flight.batch.offloads) + len(flight.batch.restores)
+        predicted = self.cost.of(shape) + moved * self.backend.move_seconds
+        if flight.fault is None and not moved:
             self.cost.observe(shape, seconds)
         self.scheduler.step_done(predicted, seconds)
         self._last = (flight.plan, seconds)

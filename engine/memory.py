@@ -17,18 +17,26 @@ class KVMemory:
 
     Blocks that a step in flight may still write are not given back at once: they wait in the
     `limbo` of the step launched last and return when it has landed. moves: what the step being
-    planned copies first. cache: whether full blocks are published, and found again by requests
-    that begin alike. allocation: how many blocks a running sequence holds. Raises ValueError for a
-    cache without sharing.
+    planned moves first. cache: whether full blocks are published, and found again by requests
+    that begin alike. allocation: how many blocks a running sequence holds. host: blocks of host
+    memory, if there are any. Raises ValueError for a cache without sharing.
     """
 
-    def __init__(self, pool: BlockPool, *, cache: bool, allocation: Allocation = PAGED) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        cache: bool,
+        allocation: Allocation = PAGED,
+        host: BlockPool | None = None,
+    ) -> None:
         if cache and not allocation.shares:
             raise ValueError("a prefix cache needs an allocation that shares blocks")
         self.pool = pool
         self.cache = cache
         self.allocation = allocation
-        self.moves = Moves(pool)
+        self.host = host
+        self.moves = Moves(pool, host)
         self.limbo: list[int] = []
 
     # ---------------------------------------------------------------- growing
@@ -58,11 +66,9 @@ class KVMemory:
         sequence.shares_tail = False
         self._hold(sequence, sequence.reached + count)
 
-    def begin(self, request: Request, found: list[int]) -> None:
-        """Let a request that was admitted have cached blocks, and what it holds from the start."""
-        sequences = request.open_sequences
-        self.adopt(sequences[0], found)
-        for sequence in sequences:
+    def hold(self, request: Request) -> None:
+        """Let a request that was admitted have the blocks that it holds from the start."""
+        for sequence in request.open_sequences:
             self._hold(sequence, sequence.computed)
 
     def _lacks(self, sequence: Sequence, tokens: int) -> int:
@@ -86,22 +92,24 @@ class KVMemory:
 
     # ---------------------------------------------------------------- sharing
 
-    def found(self, request: Request) -> list[int]:
-        """Cached blocks that a waiting request can begin with.
+    def found(self, sequence: Sequence) -> list[int]:
+        """Cached blocks that a waiting sequence can begin with.
 
         The last known token is always left to compute, so that there are logits to sample from.
         """
-        return self.pool.match(self.keys(request))
+        return self.pool.match(self._beginning(sequence))
 
     def keys(self, request: Request) -> list[bytes]:
         """The keys of the blocks that a waiting request could begin with, if they were cached."""
+        return self._beginning(request.open_sequences[0])
+
+    def _beginning(self, sequence: Sequence) -> list[bytes]:
         if not self.cache:
             return []
-        leader = request.open_sequences[0]
-        chain = self._chain(leader)
-        if len(leader.tokens) // BLOCK > len(chain.keys):
-            chain.grow(leader.tokens)
-        return chain.keys[: (len(leader.tokens) - 1) // BLOCK]
+        chain = self._chain(sequence)
+        if len(sequence.tokens) // BLOCK > len(chain.keys):
+            chain.grow(sequence.tokens)
+        return chain.keys[: (len(sequence.tokens) - 1) // BLOCK]
 
     def adopt(self, sequence: Sequence, blocks: list[int]) -> None:
         """Let a sequence without blocks begin with cached ones."""
@@ -149,6 +157,12 @@ class KVMemory:
     def fork_tokens(sequence: Sequence) -> int:
         """Tokens that a sequence can take over from a sibling."""
         return min(sequence.request.prompt_length, len(sequence.tokens) - 1)
+
+    def begins_at(self, sequence: Sequence) -> int:
+        """Tokens that a running prompt has computed, or will take over from a sibling."""
+        if sequence.reached or sequence is sequence.request.open_sequences[0]:
+            return sequence.reached
+        return self.fork_tokens(sequence)
 
     def _forked(self, sequence: Sequence) -> int:
         """Full blocks that a sibling which has not started will not have to take."""

@@ -84,7 +84,8 @@ class Counters:
     arrived = finished + rejected + cancelled + failed + expired + waiting + running (E6).
     prompt_tokens: prompt tokens computed, again after preemption too; recomputed_tokens: tokens
     that readmitted requests have to compute again; computed_rows: rows over all steps;
-    cached_tokens: prompt tokens found in the prefix cache, counted at the first admission.
+    cached_tokens: prompt tokens found in the prefix cache, counted at the first admission;
+    offloaded_blocks and restored_blocks: blocks moved to host memory, and back.
     """
 
     steps: int = 0
@@ -96,6 +97,8 @@ class Counters:
     computed_rows: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    offloaded_blocks: int = 0
+    restored_blocks: int = 0
     finished: int = 0
     rejected: int = 0
     cancelled: int = 0
@@ -124,6 +127,8 @@ class Stats:
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_total: int = 0
+    host_blocks_free: int = 0
+    host_blocks_total: int = 0
     step_tokens: int = 0
     step_rows: int = 0
     step_seconds: float = 0.0

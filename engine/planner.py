@@ -13,6 +13,7 @@ from engine.memory import KVMemory
 from engine.outputs import Failure
 from engine.plan import Plan
 from engine.progress import NOTHING, Owed, ProgressWindow
+from engine.relief import OFFLOAD_NOTHING, Relief, ReliefSettings
 from engine.request import Request, Sequence
 from engine.roster import Roster
 from engine.step import StepProxy
@@ -23,14 +24,20 @@ Refuse = Callable[[Request, Failure, float], None]
 
 
 class Planner:
-    """Makes plans over a roster. `refuse` is told when the policy refuses a head meanwhile."""
+    """Makes plans over a roster. `refuse` is told when the policy refuses a head meanwhile.
 
-    def __init__(self, roster: Roster, refuse: Refuse) -> None:
+    relief: how requests may give way.
+    """
+
+    def __init__(
+        self, roster: Roster, refuse: Refuse, relief: ReliefSettings = OFFLOAD_NOTHING
+    ) -> None:
         self.roster = roster
         self.refuse = refuse
         self.guard = roster.guard
         self.memory: KVMemory = roster.memory
         self.limits = roster.limits
+        self.relief = Relief(self.memory, roster.host, relief, self.limits.step_tokens)
         self.window = ProgressWindow(self.guard.settings.window, self.limits.step_tokens)
         self.hold_until = math.inf
 
@@ -219,9 +226,9 @@ class Planner:
             if pool.free + len(memory.limbo) >= blocks:
                 return False  # enough is coming back when the step in flight has landed
             victim = next(iter(self._victims(plan)), None)
-            if victim is None:
+            if victim is None or not self.relief.possible([victim]):
                 return False
-            self._preempt(victim, plan, ("preempt", victim.id, victim.computed))
+            self._preempt(victim, plan)
             if victim is sequence.request:
                 return False
         return True
@@ -229,7 +236,8 @@ class Planner:
     def _victims(self, plan: Plan) -> list[Request]:
         """Running requests in the order in which they give way, the lowest ticket left out.
 
-        The policy's order first; those it protects come after, youngest first.
+        The policy's order first; those it protects come after, youngest first. Who was let in
+        again and has computed nothing since comes last, or its way back would have been in vain.
         """
         running = self.roster.running.values()
         oldest = min((request.ticket for request in running), default=0)
@@ -246,17 +254,27 @@ class Planner:
                 ranked.append((order, -request.ticket, request))
         ranked.sort(key=lambda entry: entry[:2])
         protected.sort(key=lambda request: -request.ticket)
-        return [request for _, _, request in ranked] + protected
+        victims = [request for _, _, request in ranked] + protected
+        return sorted(victims, key=lambda request: request.resuming)
 
-    def _preempt(self, request: Request, plan: Plan, entry: tuple[object, ...]) -> None:
-        """Take everything from a running request but its place in the queue."""
+    def _preempt(self, request: Request, plan: Plan, by: Request | None = None) -> None:
+        """Take all blocks from a running request. Who displaces it, if anybody does, is `by`."""
+        roster = self.roster
         for sequence in request.sequences:
             plan.withdraw(sequence)
-        self.roster.log(*entry)
-        lost = self.roster.preempt(request)
+        offloaded = self.relief.keep(request)
+        lost = self.relief.lost(request)
+        if by is None:
+            roster.log("preempt", request.id, lost)
+        else:
+            roster.log("displace", request.id, by.id)
+        if offloaded:
+            roster.counters.offloaded_blocks += offloaded
+            roster.log("offload", request.id, offloaded)
+        roster.preempt(request)
         plan.gave_way.add(request)
-        self.roster.events.append(Preempted(request.view, lost))
-        self.roster.notify()
+        roster.events.append(Preempted(request.view, lost))
+        roster.notify()
 
     # ---------------------------------------------------------------- admission
 
@@ -278,7 +296,8 @@ class Planner:
     def _to_take(self, request: Request) -> int:
         """Free blocks that admitting a request will cost sooner or later."""
         references = self.memory.pool.references
-        owned = sum(references(block) > 0 for block in self.memory.found(request))
+        found = self.memory.found(request.open_sequences[0])
+        owned = sum(references(block) > 0 for block in found)
         return self.memory.wanted(request) - owned
 
     def class_can_hold(self, request: Request, slo_class: str) -> bool:
@@ -317,8 +336,10 @@ class Planner:
                 )
         if not chosen or rows > self.limits.rows or wanted > blocks:
             return False
+        if not self.relief.possible(chosen):
+            return False
         for request in chosen:
-            self._preempt(request, plan, ("displace", request.id, head.id))
+            self._preempt(request, plan, by=head)
         return self.fits(head)
 
     def _displaceable(self, head: Request, plan: Plan) -> Iterable[Request]:

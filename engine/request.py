@@ -33,7 +33,8 @@ class Sequence:
     epoch: grows whenever computed tokens are given up, so that results that come later are told
     apart. sample_row: where the last launched batch samples it. shares_tail: the block that its
     next token goes to may have other owners. chain: keys of its full blocks; `published` of them
-    can be found by others. beam: its score, in a beam search.
+    can be found by others. beam: its score, in a beam search. host: while it waits, the host blocks
+    that hold its first `stored` tokens. peak: most tokens it had computed when it was preempted.
     """
 
     __slots__ = (
@@ -42,9 +43,11 @@ class Sequence:
         "computed",
         "done",
         "epoch",
+        "host",
         "in_flight",
         "index",
         "last_served",
+        "peak",
         "pending",
         "prefill_end",
         "published",
@@ -52,6 +55,7 @@ class Sequence:
         "sample_row",
         "scheduled",
         "shares_tail",
+        "stored",
         "table",
         "tokens",
     )
@@ -69,6 +73,9 @@ class Sequence:
         self.last_served = -1
         self.prefill_end = len(self.tokens)
         self.table = array("i")  # C ints, so that packing a batch is one copy a row
+        self.host = array("i")
+        self.stored = 0
+        self.peak = 0
         self.done = False
         self.shares_tail = False
         self.chain: KeyChain | None = None
@@ -117,6 +124,7 @@ class Sequence:
 class Request:
     """What clients, queues, tickets and policies know; its sequences hold tokens and blocks.
 
+    resuming: it was admitted again, and no token of it has been computed since.
     passed: how many requests were admitted past it because it did not fit (`Policy.backfill`).
     search: what its beam search has found so far, if it is one. Then `sequences` are the beams that
     run now; until the prompt is computed that is one.
@@ -125,7 +133,6 @@ class Request:
     __slots__ = (
         "admitted_at",
         "cached",
-        "computed_peak",
         "controls",
         "ending_ids",
         "id",
@@ -134,6 +141,7 @@ class Request:
         "phase",
         "preemptions",
         "prompt_length",
+        "resuming",
         "search",
         "sequences",
         "slo_class",
@@ -153,7 +161,7 @@ class Request:
         self.last_token_at = -math.inf
         self.preemptions = 0
         self.passed = 0
-        self.computed_peak = 0
+        self.resuming = False
         self.cached = 0
         self.controls = submission.controls
         self.ending_ids = submission.controls.ending_ids
@@ -276,7 +284,7 @@ class RequestProxy:
     def cached(self) -> int:
         request = self._request
         if request.phase in (Phase.WAITING, Phase.PREEMPTED):
-            return len(self._memory.found(request)) * BLOCK
+            return len(self._memory.found(request.open_sequences[0])) * BLOCK
         return request.cached
 
     @property

@@ -7,6 +7,7 @@ from collections import Counter
 from engine.batch import BLOCK
 from engine.decisions import DecisionSink
 from engine.guard import Guard
+from engine.host import HostMemory
 from engine.limits import Limits
 from engine.memory import KVMemory
 from engine.outputs import Counters
@@ -34,6 +35,7 @@ class Roster:
     ) -> None:
         self.guard = guard
         self.memory = memory
+        self.host = HostMemory(memory)
         self.limits = limits
         self.log = log
         self.waiting = WaitingQueue()
@@ -90,6 +92,7 @@ class Roster:
         self.waiting.remove(request)
         self.moves += 1
         request.phase = Phase.PREFILL
+        request.resuming = request.preemptions > 0
         self.running[request.id] = request
         self.running_by_class[request.slo_class] += 1
         self.rows += request.rows
@@ -99,16 +102,15 @@ class Roster:
                 sequence.prefill_end = len(sequence.tokens)
                 self.prefilling[sequence] = None
 
-    def preempt(self, request: Request) -> int:
-        """From running to waiting, with nothing but its place; returns the tokens lost."""
-        lost = request.computed
-        request.computed_peak = max(request.computed_peak, lost)
+    def preempt(self, request: Request) -> None:
+        """From running to waiting, with its place and what it stored in host memory."""
+        for sequence in request.sequences:
+            sequence.peak = max(sequence.peak, sequence.computed)
         request.preemptions += 1
         self.counters.preemptions += 1
         self._stop(request)
         request.phase = Phase.PREEMPTED
         self.enqueue(request)
-        return lost
 
     def drop(self, request: Request) -> None:
         """Out of every map it is in."""
@@ -119,6 +121,7 @@ class Roster:
             self.waiting.remove(request)
         request.phase = Phase.FINISHED
         for sequence in request.sequences:
+            self.host.forget(sequence)
             sequence.done = True  # whatever of it is still in flight comes to nothing
 
     def end_sequence(self, sequence: Sequence) -> None:
@@ -129,6 +132,7 @@ class Roster:
         self.decoding.pop(sequence, None)
         self.prefilling.pop(sequence, None)
         self.memory.release(sequence)
+        self.host.forget(sequence)
 
     def became_decode(self, sequence: Sequence) -> None:
         """All known tokens of a sequence are computed, or will be when its row has landed."""
@@ -139,12 +143,13 @@ class Roster:
         if all(s.decoding for s in request.open_sequences):
             request.phase = Phase.DECODE
 
-    def became_prompt(self, sequence: Sequence) -> None:
-        """The row that would have completed a sequence's known tokens came to nothing."""
-        self.moves += 1
-        del self.decoding[sequence]
-        self.prefilling[sequence] = None
-        sequence.request.phase = Phase.PREFILL
+    def back_to_prompt(self, sequence: Sequence) -> None:
+        """What completed a sequence's known tokens, or would have, may have come to nothing."""
+        if sequence in self.decoding and not sequence.decoding:
+            self.moves += 1
+            del self.decoding[sequence]
+            self.prefilling[sequence] = None
+            sequence.request.phase = Phase.PREFILL
 
     def await_group(self, sequence: Sequence) -> None:
         """The row of a beam is in flight: it goes on when those of the others have landed."""

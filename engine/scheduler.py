@@ -15,7 +15,7 @@ from engine import beam_groups
 from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK, Row
 from engine.beam_search import Hypothesis
-from engine.blocks import BlockPool
+from engine.blocks import BlockPool, blocks_for
 from engine.controls import Sampled, TokenLogprobs
 from engine.decisions import DecisionSink, no_log
 from engine.guard import Guard, GuardSettings
@@ -36,6 +36,7 @@ from engine.outputs import (
 )
 from engine.plan import Flight, Plan, launch
 from engine.planner import Planner
+from engine.relief import OFFLOAD_NOTHING, ReliefSettings
 from engine.request import Request
 from engine.request import Sequence as EngineSequence
 from engine.roster import Roster
@@ -74,16 +75,20 @@ class Scheduler:
         log: DecisionSink = no_log,
         prefix_cache: bool = True,
         allocation: Allocation = PAGED,
+        relief: ReliefSettings = OFFLOAD_NOTHING,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.limits = limits
         self.log = log
         self.guard = Guard(policy, guard or GuardSettings(), log, cpu_clock)
-        self.memory = KVMemory(pool, cache=prefix_cache, allocation=allocation)
+        self.relief = relief
+        self.memory = KVMemory(
+            pool, cache=prefix_cache, allocation=allocation, host=relief.make_host_pool()
+        )
         self.counters = Counters()
         self.service = ServiceBook()
         self.roster = self._make_roster()
-        self.planner = Planner(self.roster, self._shed)
+        self.planner = Planner(self.roster, self._shed, relief)
         self._outputs: list[Output] = []
         self._flights: deque[Flight] = deque()
         self._next_ticket = 0
@@ -226,6 +231,7 @@ class Scheduler:
             if epoch == sequence.epoch:  # else it gave up meanwhile what the row computed
                 sequence.computed += row.count
                 sequence.in_flight -= row.count
+                sequence.request.resuming = False
                 if caching and sequence.computed // BLOCK > sequence.published:
                     self.memory.publish(sequence)
                 if row.start < sequence.request.prompt_length:
@@ -271,7 +277,7 @@ class Scheduler:
         moved = dict.fromkeys(request for each in self._flights for request in each.moved)
         while self._flights:
             self._take_back(self._flights.popleft())
-        for request in moved:
+        for request in (*moved, *self.memory.moves.requests):
             self._start_again(request)
 
     def step_done(self, predicted: float, actual: float) -> None:
@@ -323,8 +329,10 @@ class Scheduler:
     def _start_again(self, request: Request) -> None:
         """Forget what a request computed: blocks were moved for it in a step that came to nothing.
 
-        All its sequences, because they share blocks. Who waits has started again already.
+        All its sequences, because they share blocks. Who waits has nothing but host memory.
         """
+        for sequence in request.open_sequences:
+            self.roster.host.forget(sequence)
         if request.id not in self.roster.running:
             return
         for sequence in request.open_sequences:
@@ -335,8 +343,8 @@ class Scheduler:
     def _back_to_prompt(self, sequence: EngineSequence) -> None:
         if sequence.beam is not None and sequence.request.id in self.roster.running:
             self.roster.resume(sequence, self._next_step - 1)
-        elif sequence in self.roster.decoding and not sequence.decoding:
-            self.roster.became_prompt(sequence)
+        else:
+            self.roster.back_to_prompt(sequence)
 
     # ---------------------------------------------------------------- results
 
@@ -443,9 +451,14 @@ class Scheduler:
             self.counters.failed += 1
             self._refuse(request, FinishReason.ERROR, failure, now)
         pool = BlockPool(self.memory.pool.total)
-        self.memory = KVMemory(pool, cache=self.memory.cache, allocation=self.memory.allocation)
+        self.memory = KVMemory(
+            pool,
+            cache=self.memory.cache,
+            allocation=self.memory.allocation,
+            host=self.relief.make_host_pool(),
+        )
         self.roster = self._make_roster()
-        self.planner = Planner(self.roster, self._shed)
+        self.planner = Planner(self.roster, self._shed, self.relief)
         self._flights.clear()
 
     def take_outputs(self) -> list[Output]:
@@ -482,6 +495,8 @@ class Scheduler:
             blocks_free=self.memory.pool.free,
             blocks_cached=self.memory.pool.cached,
             blocks_total=self.memory.pool.total,
+            host_blocks_free=self.roster.host.free,
+            host_blocks_total=self.roster.host.total,
             step_tokens=plan.tokens if plan else 0,
             step_rows=plan.rows if plan else 0,
             step_seconds=seconds,
@@ -502,6 +517,7 @@ class Scheduler:
         tables.extend(flight.limbo for flight in self._flights)
         tables.append(self.memory.moves.held())
         self.memory.pool.check(tables)
+        roster.host.check([sequence.host for sequence in sequences])
         assert roster.rows == sum(request.rows for request in roster.running.values())
         assert len(roster.decoding) + len(roster.prefilling) <= roster.rows, "E2: rows"
         assert roster.rows <= self.limits.rows, "E2: rows"
@@ -510,6 +526,9 @@ class Scheduler:
             tokens = sequence.reached + sequence.scheduled
             held = self.memory.allocation.blocks(sequence, tokens) if sequence in holding else 0
             assert len(sequence.table) == held, f"E3: table of {sequence.request.view}"
+            stored = blocks_for(sequence.stored)
+            assert len(sequence.host) == stored, f"E3: host blocks of {sequence.request.view}"
+            assert not (stored and held), f"E3: {sequence.request.view} is in two memories"
             if not self._flights:
                 assert sequence.in_flight == sequence.pending == 0, "a result went missing"
         counters = self.counters

@@ -33,6 +33,9 @@ def type_problems(tree: Mapping[str, Any], origin: Origin) -> Iterator[Problem]:
 
 def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
     """Combinations of knobs that cannot work."""
+    if message := _no_relief(config):
+        where = origin(("engine", "relief"), ("engine", "prefix_cache"), ("engine", "allocation"))
+        yield Problem("engine.relief", message, where)
     rows, budget = config.engine.max_rows, config.engine.max_step_tokens
     window = config.guard.window
     # Within the window each decode gets a token, and prompts get as many together as it has steps.
@@ -73,6 +76,29 @@ def strangers(config: Config, origin: Origin) -> Iterator[Problem]:
     if config.identity.require_key and not any(t.keys for t in config.tenants.values()):
         where = origin(("identity", "require_key"))
         yield Problem("identity.require_key", "no tenant has a key, so nobody could enter", where)
+
+
+def _no_relief(config: Config) -> str | None:
+    """What is wrong with the ways of finding blocks, in the order in which they are written."""
+    relief, order = config.engine.relief, ("evict", "offload", "recompute")
+    needed = set(relief)
+    if config.engine.allocation != "reserve":
+        needed.add("recompute")
+    if config.engine.caches_prefixes:
+        needed.add("evict")
+    if len(set(relief)) < len(relief):
+        fault = "each step is written once"
+    elif "recompute" in needed - set(relief):
+        fault = "recompute cannot be left out unless engine.allocation is reserve"
+    elif "evict" in needed - set(relief):
+        fault = "evict cannot be left out while there is a prefix cache (engine.prefix_cache)"
+    elif "evict" in relief[1:]:
+        fault = "evict comes first: it costs nobody who runs anything"
+    elif "recompute" in relief[:-1]:
+        fault = "offload after recompute would never be reached"
+    else:
+        return None
+    return f"{fault}; write [{', '.join(step for step in order if step in needed)}]"
 
 
 def check_pool(config: Config, *, total_blocks: int, block_size: int, max_model_len: int) -> None:

@@ -39,6 +39,14 @@ def parse_kv_memory(value: object) -> object:
     raise ValueError("expected auto, a number of bytes, or a size such as 512MiB or 2GiB")
 
 
+def parse_offload_memory(value: object) -> object:
+    """Accept a size, 0 included; raises ValueError for anything else."""
+    size = parse_size(value)
+    if type(size) is int and size >= 0:
+        return size
+    raise ValueError("expected 0, a number of bytes, or a size such as 512MiB or 2GiB")
+
+
 def refuse_unbuilt(value: object) -> object:
     """Tell a backend that is planned from one that is misspelt; raises ValueError."""
     if value == "cuda":
@@ -72,6 +80,8 @@ def header_name(name: str) -> str:
 
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
+OffloadMemory: TypeAlias = Annotated[int, BeforeValidator(parse_offload_memory)]
+ReliefStep: TypeAlias = Literal["evict", "offload", "recompute"]
 BackendName: TypeAlias = Annotated[
     Literal["auto", "cpu", "simulated"], BeforeValidator(refuse_unbuilt)
 ]
@@ -161,6 +171,10 @@ class SimulatedConfig(Section):
         default=0.0, description="seconds more for each chunk token times the context it attends to"
     )
     total_blocks: Positive = Field(default=4096, description="KV blocks of 16 tokens")
+    host_blocks: Count = Field(default=0, description="blocks that can be offloaded")
+    move_s: Seconds = Field(
+        default=0.0001, description="seconds that one block takes to the host, or back"
+    )
     real_time: bool = Field(default=True, description="whether a step really takes its time")
 
 
@@ -176,6 +190,13 @@ class EngineConfig(Section):
     kv_dtype: KvDtypeName = Field(
         default="auto",
         description="how it is kept: float32, bfloat16, int8; auto is float32",
+    )
+    relief: list[ReliefStep] = Field(
+        default=["evict", "offload", "recompute"],
+        description="what is done in turn when KV blocks run out",
+    )
+    offload_memory: OffloadMemory = Field(
+        default=0, description="size of the host memory that blocks are offloaded to; 0 for none"
     )
     max_step_tokens: Positive = Field(default=256, description="token budget of a step")
     max_rows: Positive = Field(default=64, description="most sequences computed in one step")

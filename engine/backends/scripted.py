@@ -158,7 +158,9 @@ class ScriptedBackend:
             self._host[host] = self._block(block).copy()
         for host, block in batch.restores:
             assert host in self._host, f"step {batch.step} restores from empty host block {host}"
-            self._block(block)[:] = self._host.pop(host)
+            self._block(block)[:] = self._host[host]
+        for host, _ in batch.restores:
+            self._host.pop(host, None)
         for source, target in batch.copies:
             self._block(target)[:] = self._block(source)
 

@@ -38,8 +38,11 @@ def metrics() -> Metrics:
 
 
 def test_gauges_and_counters_are_the_latest_snapshot(metrics):
-    counters = Counters(steps=3, generated_tokens=7, cancelled=2)
+    counters = Counters(
+        steps=3, generated_tokens=7, cancelled=2, offloaded_blocks=5, restored_blocks=4
+    )
     blocks = {"blocks_free": 3, "blocks_cached": 4, "blocks_total": 9}
+    blocks |= {"host_blocks_free": 6, "host_blocks_total": 8}
     metrics.observe([], Stats(running=5))
     metrics.observe([], Stats(running=1, waiting=2, counters=counters, **blocks))
     assert value(metrics, "octavo_requests_running") == 1
@@ -47,6 +50,10 @@ def test_gauges_and_counters_are_the_latest_snapshot(metrics):
     assert value(metrics, "octavo_kv_blocks", state="free") == 3
     assert value(metrics, "octavo_kv_blocks", state="cached") == 4
     assert value(metrics, "octavo_kv_blocks", state="total") == 9
+    assert value(metrics, "octavo_host_blocks", state="free") == 6
+    assert value(metrics, "octavo_host_blocks", state="total") == 8
+    assert value(metrics, "octavo_offloaded_blocks_total") == 5
+    assert value(metrics, "octavo_restored_blocks_total") == 4
     assert value(metrics, "octavo_steps_total") == 3
     assert value(metrics, "octavo_generated_tokens_total") == 7
     assert value(metrics, "octavo_requests_ended_total", outcome="cancelled") == 2

@@ -30,6 +30,8 @@ from engine.thread import EngineThread
 from policies.base import Phase, Policy
 
 BLOCKS = 10
+HOST_BLOCKS = 4
+"""Some of those who give way are offloaded, and some computed again."""
 
 Texts = dict[tuple[int, int], list[int]]
 """What each (request, index) said."""
@@ -92,7 +94,7 @@ class FaultyBackend(ScriptedBackend):
     """
 
     def __init__(self, faults: Mapping[tuple[str, int], Exception]) -> None:
-        super().__init__(BLOCKS, script=hashed, branches=branching)
+        super().__init__(BLOCKS, script=hashed, branches=branching, host_blocks=HOST_BLOCKS)
         self.now: Callable[[], float] = lambda: 0.0
         self._faults = faults
         self._dropped: set[int] = set()
@@ -177,6 +179,8 @@ def assert_who_ended(harness: Harness, expected: Texts, left: set[int] = frozens
             assert outputs[-1].at <= doomed.get(request, outputs[-1].at)
     assert harness.scheduler.live == 0
     assert harness.pool.free == harness.pool.total
+    host = harness.scheduler.roster.host
+    assert host.free == host.total
 
 
 FAULTS = {

@@ -82,10 +82,16 @@ def arrival(number: int) -> Arrival:
 MANY = math.prod(map(len, CHOICES))
 ARRIVALS = st.lists(st.integers(0, MANY - 1).map(arrival), min_size=1, max_size=14)
 SETUPS = st.builds(
-    lambda blocks, budget, rows: {"blocks": blocks, "budget": budget, "rows": rows},
+    lambda blocks, budget, rows, host: {
+        "blocks": blocks,
+        "budget": budget,
+        "rows": rows,
+        "host_blocks": host,
+    },
     st.integers(7, 24),
     st.integers(3, 40),
     st.integers(3, 8),
+    st.sampled_from([0, 5, 40]),
 )
 CLASSES = {"batch": ClassLimits(max_running=2, max_blocks_fraction=0.8)}
 
@@ -214,6 +220,8 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> 
             break
     assert harness.scheduler.live == 0, "a request never ended"
     assert harness.pool.free == harness.pool.total, "E12"
+    host = harness.scheduler.roster.host
+    assert host.free == host.total, "E12: host blocks"
     for first in range(len(watch.admissions) - EVERY + 1):
         assert any(watch.admissions[first : first + EVERY]), "E10"
     return watch

@@ -335,9 +335,9 @@ def test_a_request_whose_last_token_was_in_flight_when_it_gave_way_ends_in_the_q
     assert len(harness.tokens(first)) == 10
 
 
-def leave_at_random(depth: int, rounds: int) -> None:
+def leave_at_random(depth: int, rounds: int, host_blocks: int = 0) -> None:
     """Rounds of six requests in one engine, most of which somebody leaves."""
-    harness = Harness(blocks=SMALL, budget=48, rows=8, depth=depth)
+    harness = Harness(blocks=SMALL, budget=48, rows=8, depth=depth, host_blocks=host_blocks)
     rng = random.Random(depth)
     preempted_leavers = 0
     for _ in range(rounds):

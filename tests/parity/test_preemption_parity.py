@@ -1,4 +1,4 @@
-"""The real model says in a pool of 12 blocks what it says in a big one.
+"""The real model says in a pool of 12 blocks what it says in a big one, with host memory or not.
 
 In float32 the sums of a batch depend a little on what else is in it. So greedy tokens may differ
 where the two best logits are closer than CLEAR, and a draw where it falls that close to the border
@@ -86,9 +86,13 @@ def model() -> Iterator[tuple[Weights, ModelConfig]]:
 
 
 def serve(
-    model: tuple[Weights, ModelConfig], wanted: list[Ask], blocks: int, depth: int
+    model: tuple[Weights, ModelConfig],
+    wanted: list[Ask],
+    blocks: int,
+    depth: int,
+    host_blocks: int = 0,
 ) -> tuple[list[Said], Harness]:
-    backend = CPUBackend(*model, blocks)
+    backend = CPUBackend(*model, blocks, host_blocks=host_blocks)
     harness = Harness(backend=backend, blocks=blocks, budget=48, rows=8, depth=depth)
     requests = [harness.submit(ask.prompt, ask.max_tokens, ask.controls) for ask in wanted]
     harness.run()
@@ -127,14 +131,17 @@ def compare(
     blocks: int,
     depths: list[int],
     record_property: Callable[[str, object], None],
+    host_blocks: int = 0,
 ) -> None:
+    """Beside a big pool; with host memory for all that gives way nothing is computed again."""
     expected, big = serve(model, wanted, 200, depth=0)
     assert big.scheduler.counters.preemptions == 0
     for depth in depths:
-        found, harness = serve(model, wanted, blocks, depth)
+        found, harness = serve(model, wanted, blocks, depth, host_blocks)
         counters = harness.scheduler.counters
         assert counters.preemptions > 0
-        assert counters.recomputed_tokens > 0
+        assert (counters.recomputed_tokens > 0) == (host_blocks == 0)
+        assert (counters.restored_blocks > 0) == (host_blocks > 0)
         parted = differences(wanted, expected, found)
         record_property(f"depth {depth}", {"parted": parted, "preemptions": counters.preemptions})
         assert sum(parted.values()) <= len(wanted) // 10
@@ -147,3 +154,9 @@ def test_a_few_requests_in_a_small_pool(model, record_property) -> None:
 @pytest.mark.slow
 def test_30_requests_in_12_blocks(model, record_property) -> None:
     compare(model, asks(30, max_tokens=16, longest=90), 12, [0, 1], record_property)
+
+
+@pytest.mark.slow
+def test_30_requests_in_12_blocks_and_host_memory(model, record_property) -> None:
+    wanted = asks(30, max_tokens=16, longest=90)
+    compare(model, wanted, 12, [0, 1], record_property, host_blocks=60)

@@ -21,6 +21,7 @@ from engine.inbox import Abort, FinishAt, Message, Submission
 from engine.limits import ClassLimits, Limits
 from engine.loop import Engine
 from engine.outputs import Finish, Output, Stats
+from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from policies.base import Policy, Services
 from policies.fcfs import FCFS
@@ -36,8 +37,15 @@ NO_CPU_LIMIT = GuardSettings(max_step_cpu_s=math.inf)
 """The machines that run tests are busy; CPU time has tests of its own."""
 
 
+RECOMPUTING = LinearCost(prompt_token=1.0)
+"""Computing anything again takes longer than moving it, for a backend that moves in no time."""
+
+
 class Harness:
-    """An engine that takes a step when told, checks its invariants, and remembers everything."""
+    """An engine that takes a step when told, checks its invariants, and remembers everything.
+
+    host_blocks: what preempted requests may be offloaded to, unless `backend` says itself.
+    """
 
     def __init__(
         self,
@@ -51,13 +59,19 @@ class Harness:
         depth: int = 0,
         guard: GuardSettings = NO_CPU_LIMIT,
         prefix_cache: bool | None = None,
+        host_blocks: int = 0,
+        offload_cost: LinearCost = RECOMPUTING,
+        recompute: bool = True,
         allocation: Allocation = PAGED,
         classes: Mapping[str, ClassLimits] | None = None,
         **scripted: Any,
     ) -> None:
         self.clock = VirtualClock()
         scripted.setdefault("script", echo)
+        scripted.setdefault("host_blocks", host_blocks)
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
+        host_blocks = self.backend.host_blocks
+        offload = Offload(host_blocks, self.backend.move_seconds, offload_cost)
         self.pool = BlockPool(blocks)
         self.policy = policy(services=services())
         self.log = DecisionLog()
@@ -69,6 +83,7 @@ class Harness:
             log=self.log,
             prefix_cache=allocation.shares if prefix_cache is None else prefix_cache,
             allocation=allocation,
+            relief=ReliefSettings(offload if host_blocks else None, recompute),
         )
         self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
         self.stats = Stats()
@@ -123,6 +138,8 @@ class Harness:
         for _ in range(limit):
             steps += self.step()
             if not self.scheduler.live and not self.scheduler.in_flight and not self.mail:
+                host = self.scheduler.roster.host
+                assert host.free == host.total, "E12: host blocks"
                 return steps
         raise AssertionError(f"still busy after {limit} steps")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,45 @@ def test_the_served_name_is_given_or_derived(model: ModelConfig, name: str) -> N
 
 def test_a_folder_that_is_named_by_a_dot_has_its_own_name() -> None:
     assert ModelConfig(path=".").served_name == Path.cwd().name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine.relief=[recompute]"], "evict cannot be left out while .* [evict, recompute]"),
+        (
+            ["engine.relief=[evict, offload]"],
+            "recompute cannot be left out unless engine.allocation is reserve;"
+            " write [evict, offload, recompute]",
+        ),
+        (["engine.relief=[]"], "recompute cannot be left out .* write [evict, recompute]"),
+        (
+            ["engine.relief=[evict, recompute, offload]"],
+            "offload after recompute would never be reached; write [evict, offload, recompute]",
+        ),
+        (
+            ["engine.relief=[offload, evict, recompute]"],
+            "evict comes first: it costs nobody who runs anything; write",
+        ),
+        (["engine.relief=[evict, evict, recompute]"], "each step is written once; write"),
+        (["engine.relief=[evict, swap, recompute]"], "expected evict, offload or recompute"),
+    ],
+)
+def test_relief_that_could_not_work_is_refused_with_what_to_write(overrides, message) -> None:
+    pattern = re.escape(message).replace(r"\.\*", ".*")
+    with pytest.raises(ConfigurationError, match=r"^--set: engine\.relief.*" + pattern):
+        load_config(overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["engine.relief=[evict, recompute]"],
+        ["engine.relief=[offload, recompute]", "engine.prefix_cache=false"],
+        ["engine.relief=[recompute]", "engine.allocation=reserve"],
+        ["engine.relief=[offload]", "engine.allocation=reserve"],
+        ["engine.relief=[]", "engine.allocation=reserve"],
+    ],
+)
+def test_relief_that_can_work_is_accepted(overrides: list[str]) -> None:
+    assert load_config(overrides=overrides).engine.relief is not None

@@ -177,6 +177,8 @@ def test_a_duplicate_inside_a_policy_parameter_is_an_error() -> None:
         ("engine.kv_memory=3MB", 'a size such as 512MiB or 2GiB; got "3MB"'),
         ("engine.kv_memory=0", "a size such as 512MiB or 2GiB; got 0"),
         ("engine.kv_memory=true", "a size such as 512MiB or 2GiB; got true"),
+        ("engine.offload_memory=auto", 'a size such as 512MiB or 2GiB; got "auto"'),
+        ("engine.offload_memory=-1", "a size such as 512MiB or 2GiB; got -1"),
         (
             "engine.kv_dtype=int9",
             'engine.kv_dtype: expected auto, float32, bfloat16 or int8; got "int9";'
@@ -298,6 +300,11 @@ def test_scalars_are_read_as_yaml_1_2_reads_them() -> None:
 )
 def test_kv_memory_is_auto_bytes_or_a_size(value: str, size: object) -> None:
     assert load_config(overrides=[f"engine.kv_memory={value}"]).engine.kv_memory == size
+
+
+@pytest.mark.parametrize(("value", "size"), [("0", 0), ("512MiB", 2**29), ("4096", 4096)])
+def test_offload_memory_is_bytes_or_a_size_or_none_at_all(value: str, size: int) -> None:
+    assert load_config(overrides=[f"engine.offload_memory={value}"]).engine.offload_memory == size
 
 
 def test_parameters_of_several_sources_join_and_an_empty_mapping_clears_them() -> None:
