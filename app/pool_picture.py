@@ -95,10 +95,12 @@ class PoolPicture:
 
     def _totals(self) -> str:
         document = self.document
+        host = document["host"]
+        offloaded = f", {host['total'] - host['free']:,} of {host['total']:,} on the host"
         return (
             f"{document['total']:,} blocks: {document['owned']:,} owned, "
             f"{document['shared']:,} shared, {document['cached']:,} cached {CACHED}, "
-            f"{document['free']:,} free {FREE}; "
+            f"{document['free']:,} free {FREE}{offloaded if host['total'] else ''}; "
             f"{document['running']:,} running, {document['waiting']:,} waiting"
         )
 

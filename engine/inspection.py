@@ -48,4 +48,5 @@ def _snapshot(request: Request) -> RequestSnapshot:
         generated=request.view.output,
         preemptions=request.preemptions,
         blocks=tuple(tuple(sequence.table) for sequence in request.sequences),
+        host_blocks=tuple(tuple(sequence.host) for sequence in request.sequences),
     )

@@ -139,7 +139,10 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class RequestSnapshot:
-    """One live request as `inspect` saw it. Lengths in tokens, times in engine seconds."""
+    """One live request as `inspect` saw it. Lengths in tokens, times in engine seconds.
+
+    blocks, host_blocks: the tables of its sequences in the KV pool, and in host memory.
+    """
 
     id: int
     ticket: int
@@ -153,6 +156,7 @@ class RequestSnapshot:
     generated: int
     preemptions: int
     blocks: tuple[tuple[int, ...], ...]
+    host_blocks: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

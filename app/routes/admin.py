@@ -51,6 +51,7 @@ def _blocks(seen: Inspection, directory: Directory) -> bytes:
             "cached": len(pool.cached),
             "owned": owned,
             "shared": sum(count > 1 for count in pool.owners),
+            "host": {"total": stats.host_blocks_total, "free": stats.host_blocks_free},
             "running": stats.running,
             "waiting": stats.waiting,
             "blocks": _each_block(seen),
@@ -105,4 +106,5 @@ def _request(request: RequestSnapshot, directory: Directory) -> dict[str, Any]:
         "generated_tokens": request.generated,
         "preemptions": request.preemptions,
         "blocks": [len(table) for table in request.blocks],
+        "host_blocks": [len(table) for table in request.host_blocks],
     }

@@ -48,6 +48,7 @@ def request(id: int, *blocks: int, **fields: Any) -> dict[str, Any]:
         "generated_tokens": 17,
         "preemptions": 0,
         "blocks": list(blocks),
+        "host_blocks": [0 for _ in blocks],
         **fields,
     }
 
@@ -65,6 +66,7 @@ def document(blocks: list[dict[str, Any]], *requests: dict[str, Any]) -> dict[st
         "cached": states.count("cached"),
         "owned": states.count("owned"),
         "shared": sum(block.get("owners", 0) > 1 for block in blocks),
+        "host": {"total": 0, "free": 0},
         "running": len(requests),
         "waiting": 3,
         "blocks": blocks,
@@ -126,6 +128,11 @@ def test_an_empty_pool_has_no_legend() -> None:
         "",
         "5 blocks: 0 owned, 0 shared, 0 cached ~, 5 free .; 0 running, 3 waiting",
     ]
+
+
+def test_host_memory_is_in_the_totals_where_there_is_any() -> None:
+    what = {**document([FREE] * 5), "host": {"total": 64, "free": 52}}
+    assert "5 free ., 12 of 64 on the host; " in drawn(what, 120)[-1]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 81, 200])

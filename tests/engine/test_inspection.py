@@ -97,3 +97,16 @@ def test_a_look_changes_nothing() -> None:
         harness.run()
         logs.append(harness.log.encode())
     assert logs[0] == logs[1]
+
+
+def test_what_waits_in_host_memory_is_told_by_sequence() -> None:
+    harness = Harness(blocks=8, host_blocks=8)
+    requests = [harness.submit(30, max_tokens=40) for _ in range(3)]
+    while not harness.scheduler.counters.offloaded_blocks:
+        harness.step()
+    seen = {request.id: request for request in look(harness).requests}
+    (away,) = [request for request in seen.values() if any(request.host_blocks)]
+    assert away.id in requests[1:]
+    assert (away.phase, away.blocks) == ("preempted", ((),))
+    assert len(away.host_blocks[0]) == harness.scheduler.counters.offloaded_blocks
+    harness.run()
