@@ -15,13 +15,16 @@ from typing import Any, Final
 
 from loadtest.metrics import report
 from loadtest.profiles import find_profile
-from loadtest.simulation import Machine, PolicyMaker, Targets, simulate
+from loadtest.simulation import Machine, PolicyMaker, Record, Targets, simulate
 from loadtest.traces import Arrival, at_speed
 from policies.decode_priority import DecodePriority
+from policies.fair_share import FairShare
 from policies.fcfs import FCFS
+from policies.prefix_first import PrefixFirst
 from policies.slo import SLO
 
 AZURE: Final = "azure2023_conv_first40min.csv.gz"
+ARENA: Final = "vtc_arena_10min.csv.gz"
 PROFILE: Final = "h200-llama-3.1-8b"
 POOL_TOKENS: Final = 200_000
 
@@ -152,6 +155,47 @@ def _goodput(policy: PolicyMaker, offered: Sequence[Arrival]) -> Row:
     }
 
 
+# ---------------------------------------------------------------- fair-share
+
+A10G: Final = "vtc_a10g"
+A10G_POOL: Final = 10_000
+HEAVY: Final = 4
+ARENA_SPEED: Final = 1.1
+SHARING: Final[Mapping[str, PolicyMaker]] = {
+    "fcfs": FCFS,
+    "fair-share": FairShare,
+    "fair-share, predicted output": partial(FairShare, predict_output=True),
+    "prefix-first": PrefixFirst,
+}
+
+
+def beside_heavy_tenants(
+    arrivals: Sequence[Arrival], policies: Mapping[str, PolicyMaker] = SHARING
+) -> Iterator[Row]:
+    """Policies that share against fcfs: how long the heaviest tenants wait, and all others."""
+    offered = list(at_speed(arrivals, ARENA_SPEED))
+    for name, policy in policies.items():
+        run = simulate(policy, offered, Machine(find_profile(A10G).cost, A10G_POOL))
+        tenants: dict[str, list[Record]] = {}
+        for record in run.records:
+            tenants.setdefault(record.arrival.tenant, []).append(record)
+        by_size = sorted(tenants.values(), key=len, reverse=True)
+        figures = report(run)
+        yield {
+            "policy": name,
+            "heavy_ttft_mean_s": _mean_ttft(by_size[:HEAVY]),
+            "light_ttft_mean_s": _mean_ttft(by_size[HEAVY:]),
+            "jain": figures["jain"],
+            "output_tok_s": figures["output_tok_s"],
+            "recomputed_tokens": figures["recomputed_tokens"],
+        }
+
+
+def _mean_ttft(tenants: Sequence[Sequence[Record]]) -> float:
+    waits = [r.ttft for records in tenants for r in records if r.token_times]
+    return sum(waits) / max(1, len(waits))
+
+
 # ---------------------------------------------------------------- all of them
 
 _ON: Final = (
@@ -166,6 +210,14 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         trace=AZURE,
         run=beside_long_prompts,
         runs=1 + len(BUDGETS),
+    ),
+    "fair-share": Experiment(
+        title="fair-share beside heavy tenants",
+        setting=f"Chatbot Arena trace of the VTC artifact at speed {ARENA_SPEED} on {A10G}, "
+        f"{A10G_POOL:,} tokens of KV; the {HEAVY} tenants with most requests are heavy",
+        trace=ARENA,
+        run=beside_heavy_tenants,
+        runs=len(SHARING),
     ),
     "slo": Experiment(
         title="slo with two classes",

@@ -12,8 +12,10 @@ from click.testing import CliRunner, Result
 
 from app.cli import main
 from loadtest.policy_tables import (
+    ARENA,
     AZURE,
     TBT_S,
+    beside_heavy_tenants,
     beside_long_prompts,
     capacity,
     in_two_classes,
@@ -44,6 +46,11 @@ def traces(tmp_path: Path) -> Path:
         rows.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
         for i in range(40):
             rows.writerow([f"2023-11-16 18:15:{i % 60:02d}.0000000", 300 + 7 * i, 20])
+    with gzip.open(tmp_path / ARENA, "wt", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["arrival_s", "tenant", "prompt_tokens", "output_tokens"])
+        for i in range(40):
+            rows.writerow([0.1 * i, f"t{min(i % 8, 5)}", 50 + i, 20])
     return tmp_path
 
 
@@ -52,6 +59,7 @@ def test_it_prints_a_markdown_table_for_each_experiment(traces: Path) -> None:
     assert result.exit_code == 0
     assert "decode-priority, 25 ms" in result.stdout
     assert "| load | policy | goodput_req_s |" in result.stdout
+    assert "| policy | heavy_ttft_mean_s | light_ttft_mean_s |" in result.stdout
     assert "20 requests." in result.stdout
     assert result.stderr == ""
 
@@ -119,3 +127,15 @@ def test_slo_serves_no_less_than_fcfs_below_capacity_and_much_more_beyond() -> N
     for load, least in ((0.85, 0.99), (1.0, 0.99), (1.15, 1.2), (1.3, 1.2)):
         for policy in ("slo", "slo, late: reject"):
             assert goodput[load, policy] >= least * goodput[load, "fcfs"], (load, policy)
+
+
+@needs_traces
+@pytest.mark.slow
+def test_sharing_cuts_the_wait_of_light_tenants_and_costs_heavy_ones_less_than_twice() -> None:
+    rows = {row["policy"]: row for row in beside_heavy_tenants(read_arrivals(TRACES / ARENA))}
+    before = rows.pop("fcfs")
+    assert 40 < before["light_ttft_mean_s"] < 70
+    for name, row in rows.items():
+        times = 15 if name == "fair-share" else 5
+        assert row["light_ttft_mean_s"] * times < before["light_ttft_mean_s"]
+        assert row["heavy_ttft_mean_s"] < 2 * before["heavy_ttft_mean_s"]
