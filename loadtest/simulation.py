@@ -217,7 +217,7 @@ def _submissions(records: Sequence[Record]) -> Iterator[Submission]:
         arrival, targets = record.arrival, record.targets
         yield Submission(
             id=number,
-            prompt=range(number, number + arrival.prompt_tokens),
+            prompt=[number, *[0] * (arrival.prompt_tokens - 1)],  # the same object over and over
             max_tokens=arrival.output_tokens,
             controls=GREEDY,
             arrival=arrival.at,
