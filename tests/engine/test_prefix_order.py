@@ -156,7 +156,7 @@ def hold_against_a_fresh_match(harness: Harness) -> int:
     for request in roster.requests.values():
         if roster.waiting.holds(request):
             lane, flow = roster.waiting._places[request]
-            found = len(harness.scheduler.memory.found(request))
+            found = len(harness.scheduler.memory.found(request.open_sequences[0]))
             assert lane.flows[flow].cached(request) == found
             assert request.view.cached == 16 * found
             flows.setdefault(flow, []).append((-found, request.ticket))
