@@ -7,6 +7,7 @@ test_preemption, whose requests and helpers these are.
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 from support.beams import branching
@@ -15,9 +16,11 @@ from support.hashed import HashedBackend
 from support.odd_policies import ODD_POLICIES, LastComeFirst, Stingy
 from support.scripts import hashed
 from test_preemption import (
+    ALWAYS_DISPLACING,
     BIG,
     SMALL,
     Ask,
+    Progress,
     asks,
     leave_at_random,
     one_thread,
@@ -29,6 +32,7 @@ from test_preemption import (
 
 from engine.allocation import RESERVE
 from engine.backends.scripted import ScriptedBackend, raising
+from engine.batch import BLOCK
 from engine.beam_search import BeamSearch
 from engine.controls import RowControls
 from engine.cost import LinearCost
@@ -46,7 +50,7 @@ SHUT = Failure(FailureKind.SHUTTING_DOWN, "over")
 
 __all__ = ["one_thread"]
 
-SOON = [(Stingy, 6), (LastComeFirst, ROOMY)]
+SOON = [(Stingy, 6, 1), (LastComeFirst, ROOMY, 0)]
 """What runs in `make test`."""
 
 
@@ -94,13 +98,11 @@ def three(harness: Harness, n: int = 1, **fields) -> list[int]:
 # ── nothing the client can see changes ────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(
-    ("policy", "host_blocks"),
+    ("policy", "host_blocks", "depth"),
     [
-        pytest.param(policy, host, marks=[] if (policy, host) in SOON else [pytest.mark.slow])
-        for policy in ODD_POLICIES
-        for host in (6, ROOMY)
+        pytest.param(*case, marks=[] if case in SOON else [pytest.mark.slow])
+        for case in product(ODD_POLICIES, (6, ROOMY), (0, 1))
     ],
 )
 def test_30_requests_say_in_12_blocks_what_they_say_in_600(policy, host_blocks, depth) -> None:
@@ -112,7 +114,7 @@ def test_30_requests_say_in_12_blocks_what_they_say_in_600(policy, host_blocks, 
     assert_empty(harness)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_with_enough_host_memory_nothing_is_computed_again(depth: int) -> None:
     lost = {}
     for host_blocks in (0, 6, ROOMY):
@@ -130,7 +132,7 @@ def test_with_enough_host_memory_nothing_is_computed_again(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("host_blocks", [0, 4, 12, ROOMY])
+@pytest.mark.parametrize("host_blocks", [pytest.param(0, marks=pytest.mark.slow), 12, ROOMY])
 @pytest.mark.parametrize("prefix_cache", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_groups_of_four_say_the_same_alone_and_beside_others(
     host_blocks: int, depth: int, prefix_cache: bool
@@ -150,12 +152,19 @@ def test_groups_of_four_say_the_same_alone_and_beside_others(
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("host_blocks", [6, ROOMY])
 def test_leaving_at_random_moments_leaks_nothing_and_harms_nobody(depth, host_blocks) -> None:
-    leave_at_random(depth, rounds=10, host_blocks=host_blocks)
+    leave_at_random(depth, rounds=5, host_blocks=host_blocks)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", [FCFS, Stingy])
-@pytest.mark.parametrize("host_blocks", [9, ROOMY])
+@pytest.mark.parametrize(
+    ("policy", "host_blocks"),
+    [
+        (FCFS, ROOMY),
+        pytest.param(Stingy, ROOMY, marks=pytest.mark.slow),
+        pytest.param(FCFS, 9, marks=pytest.mark.slow),
+        pytest.param(Stingy, 9, marks=pytest.mark.slow),
+    ],
+)
 def test_beams_find_the_same_when_they_are_offloaded(policy, host_blocks: int, depth: int) -> None:
     found = []
     for blocks, host in ((200, 0), (12, host_blocks)):
@@ -175,6 +184,55 @@ def test_beams_find_the_same_when_they_are_offloaded(policy, host_blocks: int, d
     assert found[0] == found[1]
     assert harness.stats.counters.restored_blocks > 0
     assert_empty(harness)
+
+
+# ── with everything switched on ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_rounds_of_chats_that_begin_alike_answer_the_same_and_leave_every_block(depth) -> None:
+    """Whole prompts are cached, groups share them, and most who give way go to host memory."""
+    shared = list(range(48))
+    texts: dict[tuple[int, ...], list[list[int]]] = {}
+    harness = Harness(blocks=14, host_blocks=12, budget=24, rows=8, depth=depth, script=hashed)
+    for turn in range(12):
+        asked = {}
+        for length in (48, 47, 33, 48):
+            prompt = shared[:length] + [900] * (turn % 3)
+            asked[harness.submit(prompt, 24, n=2)] = prompt
+        harness.run()
+        assert_empty(harness)
+        for request, prompt in asked.items():
+            answers = [harness.tokens(request, index) for index in range(2)]
+            assert answers == texts.setdefault(tuple(prompt), answers)
+    counters = harness.stats.counters
+    assert counters.cached_tokens > 0
+    assert counters.restored_blocks > 0
+    whole = harness.submit([7], max_tokens=14 * BLOCK)
+    harness.run()
+    assert len(harness.tokens(whole)) == 14 * BLOCK, "a request still gets the whole pool"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", [FCFS, Stingy, *ALWAYS_DISPLACING])
+def test_two_of_60_percent_of_the_pool_take_turns_with_progress(policy, depth: int) -> None:
+    harness = Harness(blocks=20, host_blocks=ROOMY, budget=64, rows=8, policy=policy, depth=depth)
+    requests = [harness.submit(64, max_tokens=129) for _ in range(2)]
+    progress = Progress(harness)
+    while progress.step() or harness.scheduler.live:
+        pass
+    for request in requests:
+        assert harness.tokens(request) == [request * 1000 + i % 64 for i in range(129)]
+    assert_empty(harness)
+
+
+def test_host_memory_lets_nobody_in_who_does_not_fit_into_the_pool() -> None:
+    harness = Harness(blocks=12, host_blocks=ROOMY, rows=8)
+    never = harness.submit([1] * 300, max_tokens=10)
+    behind = harness.submit([1] * 5, max_tokens=3)
+    harness.run()
+    assert harness.end(never).failure.kind is FailureKind.NEVER_FITS
+    assert len(harness.tokens(behind)) == 3
 
 
 # ── reserved blocks ───────────────────────────────────────────────────────────────────────────
