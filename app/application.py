@@ -25,6 +25,7 @@ from app.record import record_of
 from app.routes.admin import blocks
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models
+from app.routes.policy import get_policy, post_policy
 from app.routes.status import health, metrics, version
 from app.routes.tokens import detokenize, tokenize
 from app.service import Service
@@ -90,7 +91,11 @@ def _admin(service: Service, key: SecretStr) -> Mount:
     """The routes below /admin, all of them behind the door."""
     return Mount(
         "/admin",
-        routes=[Route("/blocks", partial(blocks, service), methods=["GET"])],
+        routes=[
+            Route("/blocks", partial(blocks, service), methods=["GET"]),
+            Route("/policy", partial(get_policy, service), methods=["GET"]),
+            Route("/policy", partial(post_policy, service), methods=["POST"]),
+        ],
         middleware=[Middleware(AdminDoor, key=key)],
     )
 

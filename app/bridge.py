@@ -14,13 +14,27 @@ import asyncio
 import itertools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from app.tenancy import Tenant
-from engine.inbox import Abort, FinishAt, Inspect, Stop, Submission
-from engine.outputs import Failure, FailureKind, Finish, FinishReason, Inspection, Output, Stats
+from engine.inbox import Abort, FinishAt, Inspect, Reconfigure, Stop, Submission
+from engine.limits import ClassLimits
+from engine.outputs import (
+    Failure,
+    FailureKind,
+    Finish,
+    FinishReason,
+    Handover,
+    Inspection,
+    Output,
+    Stats,
+)
 from engine.thread import EngineThread
+from policies.base import Policy
+
+Answer = TypeVar("Answer")
 
 STUCK_S = 15.0
 """Seconds that the engine thread may take to end; it looks up after each step."""
@@ -259,18 +273,41 @@ class Bridge:
         Also while the house drains. Raises NotReady if the engine has not started, has ended, or
         does not answer within INSPECTION_S.
         """
+        return await self._ask(lambda reply: Inspect(reply, limit))
+
+    async def reconfigure(
+        self,
+        policy: Policy | None,
+        classes: Mapping[str, ClassLimits] | None,
+        done: Callable[[Handover], None],
+    ) -> Handover:
+        """Put a policy in charge, or class limits in force, between two steps; None leaves them.
+
+        done: called on the event loop when it has happened, which may be after NotReady was raised
+        for an engine that is too busy to say so in time. Raises NotReady as `inspect` does.
+        """
+        return await self._ask(lambda reply: Reconfigure(policy, classes, reply), done)
+
+    async def _ask(
+        self,
+        message: Callable[[Callable[[Answer], None]], Inspect | Reconfigure],
+        done: Callable[[Answer], None] | None = None,
+    ) -> Answer:
+        """Post the message that is made around a reply, and wait for what the engine replies."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Inspection] = loop.create_future()
+        answer: asyncio.Future[Answer] = loop.create_future()
 
-        def settle(inspection: Inspection) -> None:
+        def settle(said: Answer) -> None:
+            if done is not None:
+                done(said)
             if not answer.done():
-                answer.set_result(inspection)
+                answer.set_result(said)
 
-        def reply(inspection: Inspection) -> None:
+        def reply(said: Answer) -> None:
             with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, inspection)
+                loop.call_soon_threadsafe(settle, said)
 
-        self.post(Inspect(reply, limit))
+        self.post(message(reply))
         ended = NOT_STARTED if self._thread is None else self._thread.ended
         if ended is not None:
             raise NotReady(ended)
@@ -281,7 +318,7 @@ class Bridge:
             assert self._thread is not None
             raise NotReady(self._thread.ended or BUSY) from None
 
-    def post(self, message: Submission | Abort | FinishAt | Inspect) -> None:
+    def post(self, message: Submission | Abort | FinishAt | Inspect | Reconfigure) -> None:
         """Put a message into the engine's inbox."""
         if self._thread is not None:
             self._thread.post(message)

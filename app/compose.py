@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from app.bridge import Bridge
 from app.config import Config, check_pool
 from app.metrics import Metrics
 from app.model_files import ensure_default_model
+from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
@@ -73,10 +75,11 @@ def compose(config: Config, console: Console) -> House:
         template = ChatTemplate.for_tokenizer(tokenizer)
     simulated = _simulated_cost(config)
     cost = FittedCost(simulated) if path is None else FittedCost()
-    policy = load_policy(config.scheduler, Services(cost=cost, rng=random.Random(0)))
+    policy = load_policy(config.scheduler, _services(cost))
     model = _load_model(config, path, simulated)
     max_model_len = _max_model_len(config, model)
     bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
+    executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
     engine = _engine(config, policy, model, max_model_len, clock, cost, bridge)
     service = Service(
         model_id=config.model.served_name,
@@ -86,13 +89,14 @@ def compose(config: Config, console: Console) -> House:
         template=template,
         bridge=bridge,
         clock=clock,
-        executor=ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text"),
+        executor=executor,
         limits=config.limits,
         sse=config.sse,
         metrics=Metrics(),
         version=version("octavo"),
         max_body_bytes=config.server.max_body_bytes,
         tenancy=Tenancy(config),
+        policies=PolicyDesk(config.scheduler, bridge, partial(_services, cost), executor),
         strict_fields=config.api.strict_fields,
         isolate_tenants=config.engine.prefix_scope == "tenant",
     )
@@ -100,6 +104,11 @@ def compose(config: Config, console: Console) -> House:
     application = create_application(service, lifespan, config.server.admin_key)
     _announce(config, path, model)
     return House(application, bridge, service)
+
+
+def _services(cost: LearningCost) -> Services:
+    """What a policy is given. Its random numbers start anew with it."""
+    return Services(cost=cost, rng=random.Random(0))
 
 
 def _model_path(config: Config, console: Console) -> Path | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -38,13 +39,20 @@ class DrainingServer(uvicorn.Server):
     """Serves on a listener until a signal comes; the exit code is 0.
 
     The first signal refuses new requests and lets those in flight end within `grace_s`; the second
-    ends them at once; a third kills the process.
+    ends them at once; a third kills the process. reload: called on SIGHUP.
     """
 
     def __init__(
-        self, config: uvicorn.Config, listener: Listener, bridge: Bridge, grace_s: float
+        self,
+        config: uvicorn.Config,
+        listener: Listener,
+        bridge: Bridge,
+        grace_s: float,
+        reload: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         super().__init__(config)
+        self._reload = reload
+        self._reloading: set[asyncio.Task[None]] = set()
         self._listener = listener
         self._bridge = bridge
         self._grace_s = grace_s
@@ -58,9 +66,15 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
         await super().startup(sockets)
         if self.started:
             log.info("listening on %s", self._listener.url)
+
+    def _begin_reload(self) -> None:
+        task = asyncio.ensure_future(self._reload())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called in the main thread between two bytecodes: hand over, do nothing here."""

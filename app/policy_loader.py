@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from app.config.schema import SchedulerConfig
 
 ENTRY_POINTS: Final = "octavo.policies"
+_BUILT_IN: Final = "policies."
 _POLICY: Final = "scheduler.policy"
 _PARAMS: Final = "scheduler.params"
 
@@ -67,6 +68,26 @@ def check_policy(scheduler: SchedulerConfig) -> tuple[type[Policy], dict[str, An
     ]
     refuse(problems)
     return policy, params
+
+
+def allowed_policies(scheduler: SchedulerConfig) -> list[str]:
+    """The names that may be asked for over HTTP: those the configuration lists, or our own."""
+    if scheduler.allowed is not None:
+        return scheduler.allowed
+    entries = entry_points(group=ENTRY_POINTS)
+    return sorted(entry.name for entry in entries if entry.module.startswith(_BUILT_IN))
+
+
+def default_params(policy: type[Policy]) -> dict[str, Any]:
+    """The parameters that a policy takes, with their defaults; None also where there is none."""
+    annotations, _ = _parameters(policy)
+    defaults: dict[str, Any] = dict.fromkeys(annotations)
+    for owner in reversed(policy.__mro__):
+        if "__init__" in vars(owner):
+            for name, parameter in inspect.signature(vars(owner)["__init__"]).parameters.items():
+                if name in defaults and parameter.default is not parameter.empty:
+                    defaults[name] = parameter.default
+    return defaults
 
 
 def find_policy(name: str) -> type[Policy]:

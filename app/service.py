@@ -14,6 +14,7 @@ from app.config.schema import LimitsConfig, SseConfig
 from app.directory import Directory
 from app.errors import model_not_found
 from app.metrics import Metrics
+from app.policy_desk import PolicyDesk
 from app.tenancy import Tenancy
 from app.text.template import ChatTemplate
 from app.text.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ class Service:
     model_id: its name in the API. created: Unix seconds at which it was loaded. max_model_len:
     tokens of a request at most, prompt and answer together. clock: the engine's. executor: where
     large inputs are read. max_body_bytes: larger bodies are refused. tenancy: who a request is of.
+    policies: which policy is in charge.
     isolate_tenants: whether tenants share no cached prefix. directory: open requests by their
     clients' names.
     """
@@ -51,6 +53,7 @@ class Service:
     version: str
     max_body_bytes: int
     tenancy: Tenancy
+    policies: PolicyDesk
     strict_fields: bool = False
     isolate_tenants: bool = False
     directory: Directory = field(default_factory=Directory)

@@ -9,6 +9,7 @@ Each entry is a tuple that starts with its kind:
     ("fork", request, index, source)     ("preempt", request, lost)       ("displace", request, by)
     ("offload", request, blocks)         ("restore", request, blocks)
     ("fallback", reason, until step)     ("policy", name)                 ("cut-hold", now)
+    ("classes", [name, …])               the limits of classes were replaced
     ("finish", request, index, reason)   ("cancel", request)              ("fail", request)
 
 The same inbox, times and seed give the same bytes. Nothing here names text or token ids.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine.beam_search import BeamSearch
 from engine.controls import RowControls
-from engine.outputs import Inspection
+from engine.limits import ClassLimits
+from engine.outputs import Handover, Inspection
 from policies.base import Policy
 
 
@@ -97,9 +98,14 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Reconfigure:
-    """Put another policy in charge between two steps."""
+    """Put another policy in charge, or other class limits in force, between two steps.
 
-    policy: Policy
+    None leaves what there is. reply: called on the engine thread when it is done; must be quick.
+    """
+
+    policy: Policy | None = None
+    classes: Mapping[str, ClassLimits] | None = None
+    reply: Callable[[Handover], None] | None = None
 
 
 Message: TypeAlias = Submission | Abort | FinishAt | Inspect | Reconfigure | Stop

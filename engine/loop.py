@@ -127,11 +127,19 @@ class Engine:
             case Inspect():
                 message.reply(self.scheduler.inspect(now, message.limit))
             case Reconfigure():
-                self.scheduler.replace_policy(message.policy, now)
+                self._reconfigure(message, now)
             case Stop():
                 self.stopped = True
                 failure = Failure(FailureKind.SHUTTING_DOWN, message.reason)
                 self.scheduler.fail_everything(failure, now)
+
+    def _reconfigure(self, message: Reconfigure, now: float) -> None:
+        if message.classes is not None:
+            self.scheduler.replace_class_limits(message.classes)
+        if message.policy is not None:
+            self.scheduler.replace_policy(message.policy, now)
+        if message.reply is not None:
+            message.reply(self.scheduler.handover())
 
     # ---------------------------------------------------------------- computing
 

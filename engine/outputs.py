@@ -138,6 +138,15 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """What came of a `Reconfigure`. step: the first under the new order. fault: why FCFS is in
+    charge there in the policy's place; empty if it is not."""
+
+    step: int
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSnapshot:
     """One live request as `inspect` saw it. Lengths in tokens, times in engine seconds.
 

@@ -311,6 +311,8 @@ class Planner:
         if fraction is None:
             return True
         held = self.roster.blocks_of_class(request.slo_class)
+        if not held:
+            return True  # more than the whole share, which was larger when it came: alone, then
         return held + self.memory.wanted(request) <= fraction * self.memory.pool.total
 
     def displace_for(self, head: Request, plan: Plan) -> bool:

@@ -187,8 +187,14 @@ class Roster:
         else:
             self.waiting.closed.discard(slo_class)
 
+    def adopt(self, limits: Limits) -> None:
+        """Let other limits hold; classes that they close or open are closed or opened."""
+        known = {*self.limits.classes, *limits.classes}
+        self.limits = limits
+        self.reopen(known)
+
     def reopen(self, classes: set[str]) -> None:
-        """Undo what closed these classes for the length of one step."""
+        """Close these classes, or open them, by their limits of running requests alone."""
         for slo_class in classes:
             self._gate(slo_class)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from engine import beam_groups
 from engine.allocation import PAGED, Allocation
@@ -21,7 +22,7 @@ from engine.decisions import DecisionSink, no_log
 from engine.guard import Guard, GuardSettings
 from engine.inbox import Submission
 from engine.inspection import inspect
-from engine.limits import Limits
+from engine.limits import ClassLimits, Limits
 from engine.memory import KVMemory
 from engine.outputs import (
     Counters,
@@ -29,6 +30,7 @@ from engine.outputs import (
     FailureKind,
     Finish,
     FinishReason,
+    Handover,
     Inspection,
     Output,
     Stats,
@@ -154,6 +156,21 @@ class Scheduler:
         )
         roster.requeue_all()
         self.log("policy", type(policy).__name__)
+
+    def replace_class_limits(self, classes: Mapping[str, ClassLimits]) -> None:
+        """Let other limits of classes hold from the next step on.
+
+        Who runs beyond a new limit runs on, and who waits waits on.
+        """
+        self.limits = replace(self.limits, classes=dict(classes))
+        self.planner.limits = self.limits
+        self.roster.adopt(self.limits)
+        self.log("classes", sorted(classes))
+
+    def handover(self) -> Handover:
+        """Who is in charge of the next step."""
+        guard = self.guard
+        return Handover(self._next_step, guard.last_fault if guard.fallen_back else "")
 
     def _judge(self, request: Request, now: float) -> Failure | None:
         """What the class's limits and the policy say at the door."""

@@ -11,6 +11,7 @@ from app.config import LoadedConfig
 from app.draining_server import DrainingServer, uvicorn_config
 from app.listener import Listener
 from app.logs import configure_logs
+from app.reload import Reload
 
 
 @click.command()
@@ -19,7 +20,8 @@ def serve(loaded: LoadedConfig) -> None:
     """Serve the configured model until SIGTERM or Ctrl-C.
 
     The first signal refuses new requests and lets those in flight end within
-    server.shutdown_grace_s; a second one cuts them.
+    server.shutdown_grace_s; a second one cuts them. SIGHUP reads the configuration again: policy,
+    classes and tenants change between two steps, a bad configuration changes nothing.
 
     \b
     Examples:
@@ -32,5 +34,7 @@ def serve(loaded: LoadedConfig) -> None:
     listener = Listener(config.server)
     house = compose(config, Console(stderr=True))
     uvicorn = uvicorn_config(house.application, config.server)
+    service = house.service
+    reload = Reload(loaded, service.policies, service.tenancy, house.bridge)
     grace = config.server.shutdown_grace_s
-    DrainingServer(uvicorn, listener, house.bridge, grace).serve_to_the_end()
+    DrainingServer(uvicorn, listener, house.bridge, grace, reload).serve_to_the_end()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ from app.config.checks import impossible, strangers, type_problems
 from app.config.keys import fields, subsection
 from app.config.layers import Layer
 from app.config.schema import Config
-from app.policy_loader import check_policy
+from app.policy_loader import check_policy, find_policy
 from app.problems import BadConfiguration, Problem, nearest, refuse
 
 FILE_VARIABLE: Final = "OCTAVO_CONFIG"
@@ -31,6 +32,8 @@ class LoadedConfig:
     """The file that was read; None if there was none."""
     sources: Mapping[str, str]
     """Where each key that was given got its value: `config.yaml:12`, a variable, `--set`."""
+    read_again: Callable[[], LoadedConfig]
+    """Reads the same sources anew; the environment and `--set` are as they were."""
 
 
 def load_config(
@@ -71,7 +74,8 @@ def load_with_sources(
             *_policy_problems(config, merged),
         ]
     )
-    return LoadedConfig(config, file, merged.sources())
+    again = partial(load_with_sources, path, dict(environ), overrides)
+    return LoadedConfig(config, file, merged.sources(), again)
 
 
 def _file_to_read(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -144,3 +148,10 @@ def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
     except BadConfiguration as error:
         for problem in error.problems:
             yield replace(problem, where=layer.origin(tuple(problem.key.split("."))))
+    for name in config.scheduler.allowed or ():
+        try:
+            find_policy(name)
+        except BadConfiguration as error:
+            where = layer.origin(("scheduler", "allowed"))
+            for problem in error.problems:
+                yield replace(problem, key="scheduler.allowed", where=where)

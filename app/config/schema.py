@@ -232,6 +232,10 @@ class SchedulerConfig(Section):
         default="fcfs", description="name of an installed policy, or package.module:Class"
     )
     params: dict[str, Any] = Field(default={}, description="the policy's own parameters")
+    allowed: list[Name] | None = Field(
+        default=None,
+        description="policies that POST /admin/policy may take; null: the built-in ones",
+    )
 
 
 class ClassConfig(Section):

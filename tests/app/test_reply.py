@@ -123,6 +123,7 @@ class Call:
             version="0",
             max_body_bytes=1000,
             tenancy=Tenancy(Config()),
+            policies=None,
         )
         body = {"messages": [{"role": "user", "content": "x"}], **fields}
         generation = prepare_chat(service, json.dumps(body).encode(), 0.0, Caller())

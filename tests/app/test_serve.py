@@ -238,3 +238,30 @@ def test_a_simulated_house_never_imports_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_sighup_reads_the_configuration_again(tmp_path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("scheduler: {policy: fcfs}", encoding="utf-8")
+    with serving(tmp_path, *SIMULATED) as one:
+        url = one.ready()
+
+        def told(event: str) -> dict:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                for line in list(one.lines):
+                    if f'"{event}"' in line:
+                        return json.loads(line)
+                time.sleep(0.05)
+            raise AssertionError("".join(one.lines))
+
+        file.write_text("scheduler: {policy: sloo}", encoding="utf-8")
+        one.process.send_signal(signal.SIGHUP)
+        assert "did you mean slo?" in told("configuration not reloaded")["why"][0]
+        file.write_text("scheduler: {policy: slo}", encoding="utf-8")
+        one.process.send_signal(signal.SIGHUP)
+        swapped = told("policy swapped")
+        assert (swapped["by"], swapped["old"], swapped["new"]) == ("SIGHUP", "fcfs", "slo")
+        assert httpx2.get(url + "/health").status_code == 200
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0

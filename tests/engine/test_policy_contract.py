@@ -7,7 +7,7 @@ from support.engines import NO_CPU_LIMIT, Harness, services
 
 from engine.inbox import Inspect, Reconfigure
 from engine.limits import ClassLimits
-from engine.outputs import FailureKind, FinishReason
+from engine.outputs import FailureKind, FinishReason, Handover
 from policies.base import (
     ACCEPT,
     OWN,
@@ -463,3 +463,55 @@ def test_a_look_inside_shows_the_oldest_requests_and_their_blocks() -> None:
     assert [snapshot.phase for snapshot in look.requests] == ["decode", "waiting"]
     assert len(look.requests[0].blocks[0]) == 2
     assert look.stats.running == 1
+
+
+# ---------------------------------------------------------------- other limits in force
+
+
+def relimit(harness: Harness, **classes: ClassLimits) -> Handover:
+    """Put other class limits in force; takes a step."""
+    told: list[Handover] = []
+    harness.mail.append(Reconfigure(classes=classes, reply=told.append))
+    harness.step()
+    return told[0]
+
+
+def test_a_limit_that_is_raised_lets_more_in_and_one_that_is_lowered_ends_nobody() -> None:
+    harness = Harness(classes={"batch": ClassLimits(max_running=1)})
+    requests = [harness.submit(4, max_tokens=30, slo_class="batch") for _ in range(4)]
+    harness.step()
+    running = harness.scheduler.roster.running
+    assert len(running) == 1
+    assert relimit(harness, batch=ClassLimits(max_running=3)).step == 1
+    assert len(running) == 3
+    relimit(harness, batch=ClassLimits(max_running=1))
+    assert len(running) == 3
+    harness.abort(requests[0])
+    harness.abort(requests[1])
+    harness.step()
+    assert list(running) == [requests[2]]
+    relimit(harness)
+    assert list(running) == requests[2:]
+    harness.run()
+
+
+def test_who_waits_for_more_blocks_than_its_class_may_hold_now_is_served_alone() -> None:
+    """It was let in at the door under another limit; nobody may wait for ever."""
+    harness = Harness(blocks=16, classes={"batch": ClassLimits(max_running=1)})
+    requests = [harness.submit(100, max_tokens=20, slo_class="batch") for _ in range(2)]
+    harness.step()
+    relimit(harness, batch=ClassLimits(max_blocks_fraction=0.25))
+    harness.run()
+    assert [len(harness.tokens(request)) for request in requests] == [20, 20]
+    refused = harness.submit(100, max_tokens=20, slo_class="batch")
+    harness.run()
+    assert harness.end(refused).failure.kind is FailureKind.NEVER_FITS
+
+
+def test_a_policy_that_cannot_take_over_is_told_of_in_the_reply() -> None:
+    harness = Harness()
+    told: list[Handover] = []
+    for policy in (BrokenRestore, FCFS):
+        harness.mail.append(Reconfigure(policy(services=services()), reply=told.append))
+        harness.step()
+    assert [handover.fault for handover in told] == ["restore raised RuntimeError", ""]

@@ -20,6 +20,7 @@ from app.bridge import Bridge
 from app.config.schema import Config, LimitsConfig, ServerConfig, SseConfig
 from app.draining_server import uvicorn_config
 from app.metrics import Metrics
+from app.policy_desk import PolicyDesk
 from app.service import Service
 from app.tenancy import Tenancy, class_limits
 from app.text.template import ChatTemplate
@@ -133,6 +134,7 @@ class House:
             version="0.0.0",
             max_body_bytes=max_body_bytes,
             tenancy=Tenancy(self.config),
+            policies=PolicyDesk(self.config.scheduler, self.bridge, services, self.executor),
             strict_fields=strict_fields,
             isolate_tenants=isolate_tenants,
         )

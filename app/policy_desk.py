@@ -1,0 +1,124 @@
+"""Which policy is in charge, and how another one is put there while requests are in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+
+from app.bridge import Bridge
+from app.config.schema import SchedulerConfig
+from app.policy_loader import allowed_policies, load_policy
+from app.problems import BadConfiguration, Problem, suggest
+from engine.limits import ClassLimits
+from engine.outputs import Handover
+from policies.base import Policy, Services
+
+log = structlog.stdlib.get_logger("octavo.audit")
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What was in charge, what is, and what the engine said to it."""
+
+    old: SchedulerConfig
+    new: SchedulerConfig
+    handover: Handover
+
+
+class PolicyDesk:
+    """Makes policies and hands them to the engine, one swap after the other.
+
+    Each swap is written to the log with who wanted it, and so is each that was refused: a
+    configuration that cannot be used leaves what there is in charge. make_services: what a new
+    policy is given.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerConfig,
+        bridge: Bridge,
+        make_services: Callable[[], Services],
+        executor: Executor,
+    ) -> None:
+        self._current = scheduler
+        self._bridge = bridge
+        self._make_services = make_services
+        self._executor = executor
+        self._turn = asyncio.Lock()
+
+    @property
+    def current(self) -> SchedulerConfig:
+        """The policy in charge, as a configuration names it, and the names that may be asked for.
+
+        The guard may have put FCFS in its place for a while.
+        """
+        return self._current
+
+    async def ask_for(self, name: str, params: Mapping[str, Any], by: str) -> Swap:
+        """Put a policy in charge that somebody asks for over HTTP.
+
+        Raises BadConfiguration for a name that is not allowed and for what `load_policy` refuses,
+        NotReady if the engine does not do it.
+        """
+        wanted = self._current.model_copy(update={"policy": name, "params": dict(params)})
+        allowed = allowed_policies(self._current)
+        if name not in allowed:
+            hint = suggest(name, allowed, "policies that are allowed")
+            problem = Problem("scheduler.policy", f"{name} is not in scheduler.allowed; {hint}")
+            self._refused(wanted, by, problem)
+            raise BadConfiguration(problem)
+        return await self.swap(wanted, by)
+
+    async def swap(
+        self,
+        wanted: SchedulerConfig,
+        by: str,
+        classes: Mapping[str, ClassLimits] | None = None,
+    ) -> Swap:
+        """Put the policy that `wanted` names in charge, and class limits in force with it.
+
+        Raises as `ask_for` does, names that are not allowed aside.
+        """
+        async with self._turn:
+            policy = await self._make(wanted, by)
+            old = self._current
+            handover = await self._bridge.reconfigure(
+                policy, classes, partial(self._done, wanted, by)
+            )
+            return Swap(old, wanted, handover)
+
+    def allow(self, scheduler: SchedulerConfig) -> None:
+        """From now on the names that `scheduler` allows may be asked for."""
+        self._current = self._current.model_copy(update={"allowed": scheduler.allowed})
+
+    async def _make(self, wanted: SchedulerConfig, by: str) -> Policy:
+        """A plug-in may take its time to be imported and made: not on the event loop."""
+        make = partial(load_policy, wanted, self._make_services())
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, make)
+        except BadConfiguration as error:
+            self._refused(wanted, by, *error.problems)
+            raise
+
+    def _done(self, new: SchedulerConfig, by: str, handover: Handover) -> None:
+        old, self._current = self._current, new
+        log.info(
+            "policy swapped",
+            by=by,
+            old=old.policy,
+            old_params=old.params,
+            new=new.policy,
+            new_params=new.params,
+            step=handover.step,
+            fault=handover.fault or None,
+        )
+
+    def _refused(self, wanted: SchedulerConfig, by: str, *problems: Problem) -> None:
+        why = [str(problem) for problem in problems]
+        log.warning("policy swap refused", by=by, policy=wanted.policy, why=why)
