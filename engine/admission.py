@@ -84,7 +84,8 @@ class Admission:
             return False
         oldest = self._is_oldest(head)  # before it displaces anybody, who may be older
         gave_way = head in self._plan.gave_way  # or two could take turns without end
-        if gave_way or not (planner.fits(head) or planner.displace_for(head, self._plan)):
+        fits = self._plan.left > 0 and planner.fits(head)
+        if gave_way or not (fits or planner.displace_for(head, self._plan)):
             self._set_aside(head)
             return False
         self._start(head, oldest=oldest)

@@ -46,6 +46,10 @@ class Plan:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._grants
 
+    def granted(self, request: Request) -> int:
+        """Tokens that a request got."""
+        return sum(self._grants.get(sequence, 0) for sequence in request.sequences)
+
     def grant(self, sequence: Sequence, count: int) -> None:
         """`count` tokens of the sequence will be computed."""
         sequence.scheduled = count

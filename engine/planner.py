@@ -134,12 +134,12 @@ class Planner:
         running = deque(sorted(self.roster.prefilling, key=self._rank))
         door = Admission(self, plan, step)
         try:
+            if limit > 0 and plan.left < 1 and self.guard.displaces_anybody:
+                self._turn_of_head(door, running)  # decodes took all: a head may push one out
             while (left := min(limit - plan.prompt_tokens, plan.left)) > 0:
-                head = door.head()
-                if head and (not running or self._before(head, running[0])):
-                    if door.admit(head):
-                        running.extendleft(reversed(head.open_sequences))
-                elif running:
+                if self._turn_of_head(door, running):
+                    continue
+                if running:
                     sequence = running.popleft()
                     still_owed = owed.prompt_tokens - plan.prompt_tokens
                     most = min(max(share.chunk, still_owed), left)
@@ -149,6 +149,18 @@ class Planner:
                     return
         finally:
             door.close()
+
+    def _turn_of_head(self, door: Admission, running: deque[Sequence]) -> bool:
+        """Let the head in, if it has one that goes before the first running prompt, and fits.
+
+        False if it is not the head's turn.
+        """
+        head = door.head()
+        if head is None or (running and not self._before(head, running[0])):
+            return False
+        if door.admit(head):
+            running.extendleft(reversed(head.open_sequences))
+        return True
 
     def _grant_prompt(
         self, sequence: Sequence, most: int, owed: int, plan: Plan, step: StepProxy
@@ -316,7 +328,10 @@ class Planner:
         return held + self.memory.wanted(request) <= fraction * self.memory.pool.total
 
     def displace_for(self, head: Request, plan: Plan) -> bool:
-        """Push out running requests that the policy lets `head` push out, if that lets it in."""
+        """Push out running requests that the policy lets `head` push out, if that lets it in.
+
+        That takes rows and blocks, and a token of this step, which decodes may have taken.
+        """
         if not self.guard.displaces_anybody:
             return False
         running = self.roster.running.values()
@@ -327,16 +342,21 @@ class Planner:
         wanted = self._to_take(head)
         rows = self.roster.rows + head.rows
         blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
-        for request in self._displaceable(head, plan):
-            if rows <= self.limits.rows and wanted <= blocks:
+        tokens = plan.left
+        candidates = self._displaceable(head, plan)
+        for request in candidates:
+            has_room = rows <= self.limits.rows and wanted <= blocks
+            if has_room and tokens > 0:
                 break
-            if request in worse:
+            granted = plan.granted(request)
+            if request in worse and (granted or not has_room):
                 chosen.append(request)
+                tokens += granted
                 rows -= request.rows
                 blocks += self.memory.private(request) + sum(
                     self.memory.missing(s) for s in request.sequences if s in self.roster.prefilling
                 )
-        if not chosen or rows > self.limits.rows or wanted > blocks:
+        if not chosen or rows > self.limits.rows or wanted > blocks or tokens < 1:
             return False
         if not self.relief.possible(chosen):
             return False

@@ -175,6 +175,42 @@ def test_a_better_request_pushes_worse_ones_out_and_they_still_end_right(depth: 
         assert harness.tokens(request) == [request * 1000 + i % 10 for i in range(40)]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_better_request_gets_a_token_of_a_step_that_decodes_fill(rows: int, depth: int) -> None:
+    """One of them makes way, although rows and blocks may be left; the lowest ticket never does."""
+    harness = Harness(policy=Priorities, rows=rows, budget=2, depth=depth)
+    low = [harness.submit(4, max_tokens=60, priority=5) for _ in range(2)]
+    for _ in range(8):
+        harness.step()
+    urgent = harness.submit(4, max_tokens=3, priority=0)
+    harness.run()
+    displaced = [entry for entry in harness.log.entries if entry[0] == "displace"]
+    assert displaced == [("displace", low[1], urgent)]
+    assert harness.outputs[urgent, 0][-1].at < harness.clock.now() / 2
+    for request in low:
+        assert harness.tokens(request) == [request * 1000 + i % 4 for i in range(60)]
+
+
+def test_a_step_that_decodes_fill_has_one_displacement_at_most_and_none_among_equals() -> None:
+    harness = Harness(policy=Priorities, rows=8, budget=4)
+    for _ in range(4):
+        harness.submit(4, max_tokens=60, priority=5)
+    for _ in range(8):
+        harness.step()
+    for priority in (0, 0, 0, 5):
+        harness.submit(20, max_tokens=3, priority=priority)
+    harness.run()
+    steps = [0]
+    for entry in harness.log.entries:
+        if entry[0] == "step":
+            steps.append(0)
+        steps[-1] += entry[0] == "displace"
+    assert max(steps) == 1
+    newcomers = {entry[2] for entry in harness.log.entries if entry[0] == "displace"}
+    assert newcomers <= {5, 6, 7}
+
+
 def test_equal_priority_displaces_nobody() -> None:
     harness = Harness(policy=Priorities, rows=1)
     for _ in range(4):
