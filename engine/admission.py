@@ -35,6 +35,7 @@ class Admission:
         self._judged: set[Request] = set()
         self._head: Request | None = None
         self._forced = False
+        self._refused = False
         self._over = False
         self._seen_preemptions = self._roster.counters.preemptions
 
@@ -57,7 +58,7 @@ class Admission:
 
     def _pick(self) -> Request | None:
         waiting, guard = self._roster.waiting, self._guard
-        self._forced = False
+        self._forced = self._refused = False
         if not waiting.anybody:
             return None
         if guard.owes_the_oldest:
@@ -68,8 +69,11 @@ class Admission:
             self._planner.hold_until = choice.until
             self._roster.log("hold", choice.until)
             return None
-        if choice is None:  # with nothing running somebody has to start
-            return None if self._roster.running else waiting.oldest()
+        if choice is None:
+            if self._roster.running:
+                return None
+            self._refused = True  # with nothing running somebody has to start
+            return waiting.oldest()
         return waiting.head(choice)
 
     def admit(self, head: Request) -> bool:
@@ -126,7 +130,7 @@ class Admission:
             return False
         if isinstance(verdict, Demote) and head not in self._judged:
             if not self._planner.class_can_hold(head, verdict.slo_class):
-                self._guard.saves["class"] += 1  # it would wait there for ever
+                self._guard.save("class", "admit", verdict)  # it would wait there for ever
                 return True
             self._judged.add(head)
             self._roster.waiting.remove(head)
@@ -138,6 +142,8 @@ class Admission:
     def _start(self, head: Request, *, oldest: bool) -> None:
         roster = self._roster
         self._guard.admitted(oldest=oldest, forced=self._forced)
+        if self._refused:
+            self._guard.save("refusal", "pick", None)
         roster.start(head)
         restored = roster.host.restore(head)
         first = recomputed = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import reprlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -38,6 +39,12 @@ from policies.base import (
 from policies.fcfs import FCFS
 
 Key = tuple[Any, ...]
+SHOWN = 120
+"""Characters of what a policy returned that a `Save` keeps."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = SHOWN
+
 Answer = TypeVar("Answer")
 
 ASKED = (
@@ -79,11 +86,31 @@ class GuardSettings:
     fallback_steps: int = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Once that the engine kept its word for the policy.
+
+    kind: what was wrong, as `Guard.saves` counts it, or "veto". method: of the policy; said: what
+    it returned or raised, cut to a line. about: the requests that a veto is about: the one with the
+    lowest ticket, and the one beside which the policy would rather have had it give way.
+    """
+
+    kind: str
+    step: int
+    method: str
+    said: str
+    about: tuple[RequestView, ...] = ()
+
+
 class Guard:
     """The only one who talks to the policy.
 
-    saves counts, by kind, what the policy did wrong; `cpu_clock` is the engine thread's CPU time
-    (in virtual time a constant, so that runs repeat exactly).
+    saves counts, by kind, what the policy did wrong; vetoes, by method, how often the running
+    request with the lowest ticket would have had to give way (E5), which is no fault: it may well
+    be of the worst class. most_passed_over: the longest row of admissions past the oldest ticket.
+    forced_progress: steps in which somebody got more than the policy wanted (E13). on_save: told of
+    each save and veto. `cpu_clock` is the engine thread's CPU time (in virtual time a constant, so
+    that runs repeat exactly).
     """
 
     def __init__(
@@ -96,8 +123,13 @@ class Guard:
         self.policy = policy
         self.settings = settings
         self.saves: Counter[str] = Counter()
+        self.vetoes: Counter[str] = Counter()
         self.forced_admissions = 0
+        self.forced_progress = 0
+        self.most_passed_over = 0
         self.last_fault = ""
+        self.on_save: Callable[[Save], None] | None = None
+        self._asking = ""
         self._log = log
         self._cpu_clock = cpu_clock
         self._fallback = FCFS(services=getattr(policy, "services", None))  # type: ignore[arg-type]
@@ -162,15 +194,15 @@ class Guard:
         exported: dict[str, Any] = {}
         try:
             exported = dict(self.policy.export())
-        except BaseException:
-            self.saves["exception"] += 1
+        except BaseException as error:
+            self.save("exception", "export", error)
         self._exports[type(self.policy)] = exported
         own = self._exports.get(type(policy), {})
         self.replace(policy)
         try:
             policy.restore({**exported, OWN: own, SERVICE: service}, live, step)
         except BaseException as error:
-            self.saves["exception"] += 1
+            self.save("exception", "restore", error)
             self.fall_back(f"restore raised {type(error).__name__}")
 
     def _learn_abilities(self) -> None:
@@ -192,7 +224,7 @@ class Guard:
         while self._overruns and self._overruns[0] <= step - settings.overrun_window:
             self._overruns.popleft()
         if spent > settings.max_step_cpu_s:
-            self.saves["overrun"] += 1
+            self.save("overrun", self._asking, f"{1e3 * spent:.1f} ms of CPU time in a step")
             self._overruns.append(step)
             if len(self._overruns) >= settings.overruns:
                 self._overruns.clear()
@@ -218,17 +250,39 @@ class Guard:
         """
         if self._active is self._fallback or method not in self._own:
             return read(getattr(self._active, method)(*arguments))
+        self._asking = method
+        answer: Any = None
         started = self._cpu_clock()
         try:
-            return read(getattr(self._active, method)(*arguments))
+            answer = getattr(self._active, method)(*arguments)
+            return read(answer)
         except _Nonsense as nonsense:
-            self.saves[nonsense.kind] += 1
+            self.save(nonsense.kind, method, answer)
         except BaseException as error:  # also SystemExit: a policy ends nothing but its own reign
-            self.saves["exception"] += 1
+            self.save("exception", method, error)
             self.fall_back(f"{method} raised {type(error).__name__}")
         finally:
             self._cpu_s += self._cpu_clock() - started
         return read(getattr(self._fallback, method)(*arguments))
+
+    # ---------------------------------------------------------------- what it did wrong
+
+    def save(self, kind: str, method: str, said: object) -> None:
+        """Note that the policy did something wrong, which harmed nobody."""
+        self.saves[kind] += 1
+        if self.on_save is not None:
+            self.on_save(Save(kind, self._step, method, _shown(said)))
+
+    def veto(self, method: str, oldest: RequestView, other: RequestView) -> None:
+        """Note that the lowest running ticket would have had to give way before, or to, `other`."""
+        self.vetoes[method] += 1
+        if self.on_save is not None:
+            said = f"ticket {oldest.ticket}, the oldest that runs, for ticket {other.ticket}"
+            self.on_save(Save("veto", self._step, method, said, (oldest, other)))
+
+    def wrote(self, name: str) -> None:
+        """Note that somebody, and it can only be the policy, tried to write to a view."""
+        self.save("write", self._asking, f"wrote to {name}")
 
     # ---------------------------------------------------------------- what the policy is asked
 
@@ -270,7 +324,7 @@ class Guard:
         if until > now:
             return Hold(until)
         if hold.until > now:
-            self.saves["hold"] += 1
+            self.save("cut hold", "pick", hold)
             self._log("cut-hold", now)
         return None
 
@@ -336,11 +390,12 @@ class Guard:
         started = self._cpu_clock()
         try:
             read(self.policy.observe(events))
-        except BaseException:
-            self.saves["exception"] += 1
+        except BaseException as error:
+            self.save("exception", "observe", error)
             self._muted = True
-        if self._cpu_clock() - started > self.settings.max_step_cpu_s:
-            self.saves["overrun"] += 1
+        spent = self._cpu_clock() - started
+        if spent > self.settings.max_step_cpu_s:
+            self.save("overrun", "observe", f"{1e3 * spent:.1f} ms of CPU time")
             self._muted = True
 
     # ---------------------------------------------------------------- E10
@@ -353,6 +408,7 @@ class Guard:
     def admitted(self, *, oldest: bool, forced: bool) -> None:
         """Somebody was admitted; `oldest`: it held the lowest ticket of those who could be."""
         self._passed_over = 0 if oldest else self._passed_over + 1
+        self.most_passed_over = max(self.most_passed_over, self._passed_over)
         self._held_since = math.inf
         if forced:
             self.forced_admissions += 1
@@ -364,6 +420,11 @@ class _Nonsense(Exception):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.kind = kind
+
+
+def _shown(said: object) -> str:
+    """One line of what a policy said, however odd it is."""
+    return said[:SHOWN] if type(said) is str else _SHORT.repr(said)
 
 
 def _whole(value: Any) -> int:

@@ -19,7 +19,8 @@ from engine.request import Request, Sequence
 class Plan:
     """Grants of one step, within its token budget. A sequence has at most one.
 
-    gave_way: requests that were preempted for it.
+    gave_way: requests that were preempted for it. forced: whether somebody got more than the policy
+    wanted, because progress was owed (E13).
     """
 
     def __init__(self, step: int, now: float, budget: int) -> None:
@@ -29,6 +30,7 @@ class Plan:
         self.tokens = 0
         self.prompt_tokens = 0
         self.gave_way: set[Request] = set()
+        self.forced = False
         self._grants: dict[Sequence, int] = {}
 
     @property

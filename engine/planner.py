@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from engine.admission import Admission
 from engine.batch import BLOCK
@@ -54,6 +54,7 @@ class Planner:
         step = StepProxy(roster, number, now)
         share = self.guard.share(step)
         owed = self._owed(number, share)
+        plan.forced = owed.exceeds(share) or (owed.decodes > 0 and self.guard.may_skip_decodes)
         self._grant_decodes(plan, share, owed, step)
         self._grant_prompts(plan, share, owed, step)
         if not plan.rows and not busy:
@@ -61,6 +62,9 @@ class Planner:
             everything = Share(budget, budget, budget)
             self._grant_decodes(plan, everything, Owed(len(roster.decoding), 0), step)
             self._grant_prompts(plan, everything, Owed(0, budget), step)
+            if plan.tokens:
+                self.guard.save("idle", "share", share)
+        self.guard.forced_progress += plan.forced
         self.window.granted(number, plan.prompt_tokens)
         return plan
 
@@ -174,7 +178,7 @@ class Planner:
         most = min(sequence.remaining, most)
         if most < 1:
             return True
-        count = self._chunk(sequence, most, owed, step)
+        count = self._chunk(sequence, most, owed, plan, step)
         if count < 1:
             return False
         count = self._grow(sequence, count, plan)
@@ -185,11 +189,12 @@ class Planner:
             self.roster.log("chunk", sequence.request.id, sequence.index, count)
         return True
 
-    def _chunk(self, sequence: Sequence, most: int, owed: int, step: StepProxy) -> int:
+    def _chunk(self, sequence: Sequence, most: int, owed: int, plan: Plan, step: StepProxy) -> int:
         """How many of `most` tokens the policy wants computed, or as many as the step owes."""
         if not self.guard.sizes_chunks:
             return most
         count = self.guard.chunk(sequence.request.view, sequence.reached, most, step)
+        plan.forced |= count < min(owed, most)
         return max(count, min(owed, most))
 
     def _rank(self, sequence: Sequence) -> tuple[object, int, int]:
@@ -257,8 +262,6 @@ class Planner:
         ranked: list[tuple[object, int, Request]] = []
         protected: list[Request] = []
         for request in running:
-            if request.ticket == oldest:
-                continue
             order = self.guard.victim(request.view, step)
             if order is None:
                 protected.append(request)
@@ -267,7 +270,10 @@ class Planner:
         ranked.sort(key=lambda entry: entry[:2])
         protected.sort(key=lambda request: -request.ticket)
         victims = [request for _, _, request in ranked] + protected
-        return sorted(victims, key=lambda request: request.resuming)
+        if ranked and len(victims) > 1 and victims[0].ticket == oldest:
+            self.guard.veto("victim", victims[0].view, victims[1].view)
+        others = (request for request in victims if request.ticket != oldest)
+        return sorted(others, key=lambda request: request.resuming)
 
     def _preempt(self, request: Request, plan: Plan, by: Request | None = None) -> None:
         """Take all blocks from a running request. Who displaces it, if anybody does, is `by`."""
@@ -344,6 +350,9 @@ class Planner:
         blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
         tokens = plan.left
         candidates = self._displaceable(head, plan)
+        oldest = min(running, key=lambda request: request.ticket)
+        if oldest in worse and oldest not in candidates:
+            self.guard.veto("displaces", oldest.view, head.view)
         for request in candidates:
             has_room = rows <= self.limits.rows and wanted <= blocks
             if has_room and tokens > 0:
@@ -364,7 +373,7 @@ class Planner:
             self._preempt(request, plan, by=head)
         return self.fits(head)
 
-    def _displaceable(self, head: Request, plan: Plan) -> Iterable[Request]:
+    def _displaceable(self, head: Request, plan: Plan) -> list[Request]:
         """Who may be displaced at all, in victim order.
 
         The lowest running ticket only by a strictly better class, when it alone fills the rows.

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from policies.base import Share
+
 
 @dataclass(frozen=True, slots=True)
 class Owed:
@@ -20,6 +22,10 @@ class Owed:
 
     decodes: int = 0
     prompt_tokens: int = 0
+
+    def exceeds(self, share: Share) -> bool:
+        """Whether it is more than a policy would grant."""
+        return self.decodes > share.decode or self.prompt_tokens > share.prompt
 
 
 NOTHING = Owed()

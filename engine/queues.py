@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 from engine.heap import AddressableHeap
+from engine.read_only import OnWrite, ReadOnly, unheard
 from engine.request import Request, RequestProxy
 
 
@@ -74,9 +75,9 @@ class WaitingQueue:
     nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_write: OnWrite = unheard) -> None:
         self.closed: set[str] = set()
-        self.heads = HeadsProxy(self)
+        self.heads = HeadsProxy(self, on_write)
         self._make_flow: MakeFlow | None = None
         self._lanes: dict[str, Lane] = {}
         self._deadlines: AddressableHeap[Request] = AddressableHeap()
@@ -184,13 +185,16 @@ class WaitingQueue:
         return min((lane.best() for lane in lanes), key=lambda entry: entry[0])[1]
 
 
-class HeadsProxy:
+class HeadsProxy(ReadOnly):
     """What a policy sees of the queue (`policies.base.Heads`): no way to move anybody."""
 
     __slots__ = ("_queue",)
 
-    def __init__(self, queue: WaitingQueue) -> None:
-        self._queue = queue
+    _queue: WaitingQueue
+
+    def __init__(self, queue: WaitingQueue, on_write: OnWrite) -> None:
+        object.__setattr__(self, "_on_write", on_write)
+        object.__setattr__(self, "_queue", queue)
 
     def __contains__(self, flow: Hashable) -> bool:
         return self._queue.has_flow(flow)

@@ -12,6 +12,7 @@ from engine.beam_search import Beam, BeamSearch, Search
 from engine.blocks import blocks_for
 from engine.inbox import Submission
 from engine.prefix import KeyChain
+from engine.read_only import OnWrite, ReadOnly, unheard
 from policies.base import Phase
 
 if TYPE_CHECKING:
@@ -150,7 +151,13 @@ class Request:
         "view",
     )
 
-    def __init__(self, submission: Submission, ticket: int, memory: KVMemory) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        ticket: int,
+        memory: KVMemory,
+        on_write: OnWrite = unheard,
+    ) -> None:
         self.submission = submission
         self.id = submission.id
         self.ticket = ticket
@@ -170,7 +177,7 @@ class Request:
             self.sequences = [Sequence(self, index) for index in range(submission.n)]
         else:
             self._start_search(submission.beams)
-        self.view = RequestProxy(self, memory)
+        self.view = RequestProxy(self, memory, on_write)
 
     def _start_search(self, settings: BeamSearch) -> None:
         submission = self.submission
@@ -220,14 +227,18 @@ class Request:
         return None
 
 
-class RequestProxy:
+class RequestProxy(ReadOnly):
     """The live, read-only view of a request that policies get (`policies.base.RequestView`)."""
 
     __slots__ = ("_memory", "_request")
 
-    def __init__(self, request: Request, memory: KVMemory) -> None:
-        self._request = request
-        self._memory = memory
+    _request: Request
+    _memory: KVMemory
+
+    def __init__(self, request: Request, memory: KVMemory, on_write: OnWrite = unheard) -> None:
+        object.__setattr__(self, "_on_write", on_write)
+        object.__setattr__(self, "_request", request)
+        object.__setattr__(self, "_memory", memory)
 
     def __repr__(self) -> str:
         return f"<request {self.id} ticket {self.ticket} {self.phase.value}>"

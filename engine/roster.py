@@ -38,7 +38,7 @@ class Roster:
         self.host = HostMemory(memory)
         self.limits = limits
         self.log = log
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(guard.wrote)
         self.counters = counters
         self.service = service
         self.moves = 0
@@ -217,6 +217,6 @@ class Roster:
         for request_id in self.guard.observe(events, len(self.requests) + 1):
             request = self.requests.get(request_id)
             if request is None:
-                self.guard.saves["foreign id"] += 1
+                self.guard.save("foreign id", "observe", request_id)
             elif self.waiting.holds(request):  # else it runs, or a step has set it aside
                 self.requeue(request)

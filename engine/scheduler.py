@@ -103,7 +103,7 @@ class Scheduler:
 
     def submit(self, submission: Submission, now: float) -> None:
         """Take a request in; a refusal becomes its first and only output."""
-        request = Request(submission, self._next_ticket, self.memory)
+        request = Request(submission, self._next_ticket, self.memory, self.guard.wrote)
         self._next_ticket += 1
         self.counters.arrived += 1
         failure = self._never_fits(request) or self._judge(request, now)
@@ -182,7 +182,7 @@ class Scheduler:
             if self.planner.class_can_hold(request, verdict.slo_class):
                 request.slo_class = verdict.slo_class
             else:
-                self.guard.saves["class"] += 1  # it would wait there for ever
+                self.guard.save("class", "admit", verdict)  # it would wait there for ever
         most = self.limits.of(request.slo_class).max_waiting
         if most is not None and self.roster.waiting.of_class(request.slo_class) >= most:
             message = f"{most} requests of class {request.slo_class} wait already"

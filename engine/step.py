@@ -8,36 +8,44 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.batch import BLOCK
+from engine.read_only import ReadOnly
 from policies.base import Phase
 
 if TYPE_CHECKING:
     from engine.roster import Roster
 
 
-class StepProxy:
+class StepProxy(ReadOnly):
     """Reads the roster it belongs to; what takes a loop is computed when asked for, and kept until
     who runs changes."""
 
     __slots__ = ("_counts", "_counts_at", "_index", "_now", "_roster")
 
+    _roster: Roster
+    _index: int
+    _now: float
+    _counts_at: int
+    _counts: tuple[int, int, float]
+
     def __init__(self, roster: Roster, index: int, now: float) -> None:
-        self._roster = roster
-        self._index = index
-        self._now = now
-        self._counts_at = -1
-        self._counts = (0, 0, math.inf)
+        object.__setattr__(self, "_on_write", roster.guard.wrote)
+        object.__setattr__(self, "_roster", roster)
+        object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_now", now)
+        object.__setattr__(self, "_counts_at", -1)
 
     def _count(self) -> tuple[int, int, float]:
         """Requests that prefill, KV tokens that decodes read, tightest TPOT target."""
         roster = self._roster
         if self._counts_at != roster.moves:
-            self._counts_at = roster.moves
             running = roster.running.values()
-            self._counts = (
+            counts = (
                 sum(request.phase is Phase.PREFILL for request in running),
                 sum(sequence.reached + 1 for sequence in roster.decoding),
                 min((r.submission.tpot_target for r in running), default=math.inf),
             )
+            object.__setattr__(self, "_counts", counts)
+            object.__setattr__(self, "_counts_at", roster.moves)
         return self._counts
 
     @property

@@ -1,6 +1,7 @@
 """The guard: a faulty policy costs order, never correctness, and no policy starves anybody."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engines import NO_CPU_LIMIT, Harness, services
 
-from engine.guard import Guard, GuardSettings, comparable
+from engine.guard import Guard, GuardSettings, Save, comparable
 from policies.base import Hold, Policy, Share
 
 
@@ -114,7 +115,7 @@ def test_a_hold_ends_after_max_hold_s() -> None:
         assert harness.clock.now() < 1
     assert harness.end(request).reason.value == "length"
     assert harness.outputs[request, 0][0].at == pytest.approx(0.2, abs=0.002)
-    assert harness.scheduler.guard.saves["hold"] == 1
+    assert harness.scheduler.guard.saves["cut hold"] == 1
 
 
 @pytest.mark.parametrize(
@@ -167,3 +168,117 @@ def test_keys_of_numbers_keep_their_order(keys) -> None:
 @pytest.mark.parametrize("key", [(math.nan,), (None,), [1], 5, "x", ((1, math.nan),), ({},)])
 def test_what_orders_nothing_is_no_key(key) -> None:
     assert comparable(key) is None
+
+
+# ── what it notes ─────────────────────────────────────────────────────────────────────────────
+
+
+def saves(policy: type[Policy], **house) -> list[Save]:
+    """What the guard notes while four requests are served under the policy."""
+    harness = Harness(policy=policy, **house)
+    noted: list[Save] = []
+    harness.scheduler.guard.on_save = noted.append
+    requests = [harness.submit(20, max_tokens=30) for _ in range(4)]
+    harness.run()
+    assert all(len(harness.tokens(request)) == 30 for request in requests)
+    return noted
+
+
+class Writes(Policy):
+    """Tries to make its favourite urgent, and hides that it failed."""
+
+    def pick(self, heads, step):
+        for view, name in ((heads["all"], "priority"), (step, "now"), (heads, "_queue")):
+            with suppress(AttributeError):
+                setattr(view, name, 0)
+            with suppress(AttributeError):
+                delattr(view, name)
+        return heads.best()
+
+
+def test_a_write_to_a_view_raises_and_is_counted_although_the_policy_hides_it() -> None:
+    noted = saves(Writes)
+    assert {(save.kind, save.method) for save in noted} == {("write", "pick")}
+    assert {save.said for save in noted} == {f"wrote to {n}" for n in ("priority", "now", "_queue")}
+
+
+class Refuses(Policy):
+    def pick(self, heads, step):
+        return None
+
+
+class Idles(Policy):
+    def share(self, step):
+        return Share(0, 0, 1)
+
+
+class Raises(Policy):
+    def key(self, request):
+        raise ValueError("planted")
+
+
+class Numbers(Policy):
+    def flow(self, request):
+        return [request.tenant]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "method", "said"),
+    [
+        (Refuses, "refusal", "pick", "None"),
+        (Idles, "idle", "share", "Share(decode=0, prompt=0, chunk=1)"),
+        (Raises, "exception", "key", "ValueError('planted')"),
+        (Numbers, "flow", "flow", "['default']"),
+    ],
+)
+def test_what_it_saves_is_noted_with_what_the_policy_said(policy, kind, method, said) -> None:
+    noted = saves(policy)
+    assert (kind, method, said) in [(save.kind, save.method, save.said) for save in noted]
+
+
+class OldestFirst(Policy):
+    def victim(self, request, step):
+        return (request.ticket,)
+
+
+class PushesAnybodyOut(Policy):
+    def displaces(self, newcomer, running):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "house"),
+    [
+        (OldestFirst, "victim", {"blocks": 8}),
+        (PushesAnybodyOut, "displaces", {"rows": 2}),
+    ],
+)
+def test_a_veto_for_the_lowest_ticket_is_noted_and_is_no_fault(policy, method, house) -> None:
+    vetoes = [save for save in saves(policy, **house) if save.kind == "veto"]
+    assert vetoes
+    assert {save.method for save in vetoes} == {method}
+    assert all(save.about[0].ticket < save.about[1].ticket for save in vetoes)
+
+
+@pytest.mark.parametrize("policy", [Policy, OldestFirst, PushesAnybodyOut])
+def test_what_may_happen_to_a_good_policy_is_not_counted_as_a_fault(policy) -> None:
+    harness = Harness(policy=policy, rows=2, blocks=8)
+    for _ in range(4):
+        harness.submit(20, max_tokens=30)
+    harness.run()
+    assert harness.scheduler.guard.saves.total() == 0
+
+
+def test_steps_in_which_progress_was_owed_are_counted_for_who_grants_too_little() -> None:
+    def forced(policy: type[Policy]) -> int:
+        harness = Harness(policy=policy)
+        harness.submit(4, max_tokens=60)
+        harness.submit(20, max_tokens=60)
+        harness.run()
+        return harness.scheduler.guard.forced_progress
+
+    assert forced(Policy) == 0
+    assert forced(type("Stingy", (Policy,), {"share": lambda self, step: Share(1, 1, 1)})) == 0
+    assert (
+        forced(type("Stopping", (Policy,), {"may_wait": lambda self, r, step: r.ticket == 0})) > 0
+    )
