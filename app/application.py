@@ -22,10 +22,11 @@ from app.generation import prepare_chat, prepare_completion
 from app.middleware import FrontDoor
 from app.problems import nearest
 from app.record import record_of
-from app.routes.admin import blocks
+from app.routes.blocks import blocks
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models
 from app.routes.policy import get_policy, post_policy
+from app.routes.requests import get_request, list_requests
 from app.routes.status import health, metrics, version
 from app.routes.tokens import detokenize, tokenize
 from app.service import Service
@@ -93,6 +94,8 @@ def _admin(service: Service, key: SecretStr) -> Mount:
         "/admin",
         routes=[
             Route("/blocks", partial(blocks, service), methods=["GET"]),
+            Route("/requests", partial(list_requests, service), methods=["GET"]),
+            Route("/requests/{id}", partial(get_request, service), methods=["GET"]),
             Route("/policy", partial(get_policy, service), methods=["GET"]),
             Route("/policy", partial(post_policy, service), methods=["POST"]),
         ],

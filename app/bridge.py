@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from app.tenancy import Tenant
-from engine.inbox import Abort, FinishAt, Inspect, Reconfigure, Stop, Submission
+from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.limits import ClassLimits
 from engine.outputs import (
+    Explanations,
     Failure,
     FailureKind,
     Finish,
@@ -275,6 +276,13 @@ class Bridge:
         """
         return await self._ask(lambda reply: Inspect(reply, limit))
 
+    async def explain(self, id: int | None, limit: int) -> Explanations:
+        """Why the request of this id waits, in full; for None the first `limit`, in brief.
+
+        Raises NotReady as `inspect` does.
+        """
+        return await self._ask(lambda reply: Explain(reply, id, limit))
+
     async def reconfigure(
         self,
         policy: Policy | None,
@@ -290,7 +298,7 @@ class Bridge:
 
     async def _ask(
         self,
-        message: Callable[[Callable[[Answer], None]], Inspect | Reconfigure],
+        message: Callable[[Callable[[Answer], None]], Inspect | Explain | Reconfigure],
         done: Callable[[Answer], None] | None = None,
     ) -> Answer:
         """Post the message that is made around a reply, and wait for what the engine replies."""
@@ -318,7 +326,7 @@ class Bridge:
             assert self._thread is not None
             raise NotReady(self._thread.ended or BUSY) from None
 
-    def post(self, message: Submission | Abort | FinishAt | Inspect | Reconfigure) -> None:
+    def post(self, message: Message) -> None:
         """Put a message into the engine's inbox."""
         if self._thread is not None:
             self._thread.post(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,16 @@ class Directory:
             yield
         finally:
             del self._names[id]
+
+    def find(self, name: str) -> int | None:
+        """What the engine calls the request that a client calls `name`.
+
+        The id in a reply, else an X-Request-Id: of several requests with that one, the latest.
+        """
+        latest = list(reversed(self._names.items()))
+        by_reply = (id for id, names in latest if names.reply == name)
+        by_http = (id for id, names in latest if names.http == name)
+        return next(itertools.chain(by_reply, by_http), None)
 
     def names(self, id: int) -> Names | None:
         """What its client calls a request; None once it has left."""

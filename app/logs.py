@@ -124,7 +124,7 @@ class RequestLine:
 _requests: Final = structlog.stdlib.get_logger("octavo.request")
 
 
-PROBES: Final = frozenset({"/health", "/metrics", "/admin/blocks"})
+PROBES: Final = frozenset({"/health", "/metrics", "/admin/blocks", "/admin/requests"})
 """Routes that machines ask every few seconds."""
 
 

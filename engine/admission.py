@@ -144,6 +144,7 @@ class Admission:
         self._guard.admitted(oldest=oldest, forced=self._forced)
         if self._refused:
             self._guard.save("refusal", "pick", None)
+        line, closed = roster.waiting.line_of(head), roster.waiting.shut()
         roster.start(head)
         restored = roster.host.restore(head)
         first = recomputed = 0
@@ -152,8 +153,12 @@ class Admission:
             recomputed += max(0, sequence.peak - begin)
             if head.preemptions == 0:
                 first += len(sequence.tokens) - begin
+        now = self._step.now
+        aside = tuple(request.id for request in self._aside)
+        roster.admissions.add(head, now, line, aside, closed)
+        roster.forecasts.started(head.id, now)
         if head.preemptions == 0:
-            head.admitted_at = self._step.now
+            head.admitted_at = now
             head.cached = head.computed
             roster.counters.admitted += 1
             roster.counters.cached_tokens += head.cached

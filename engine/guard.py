@@ -64,6 +64,9 @@ ASKED = (
 )
 """The methods of a policy that steps call. `rank` is `key` unless it is overridden."""
 
+LONGEST_EXPLANATION = 1000
+"""Characters of a policy's explanation; what is beyond is cut off."""
+
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
@@ -397,6 +400,21 @@ class Guard:
         if spent > self.settings.max_step_cpu_s:
             self.save("overrun", "observe", f"{1e3 * spent:.1f} ms of CPU time")
             self._muted = True
+
+    def explain(self, request: RequestView, step: StepView) -> str:
+        """Why a request waits, in the words of who is in charge; a failure to say it is counted.
+
+        It costs nobody its place: who explains badly may still decide well.
+        """
+        words: object
+        try:
+            words = self._active.explain(request, step)
+        except BaseException as error:
+            words = error
+        if type(words) is not str:
+            self.save("explanation", "explain", words)
+            return self._fallback.explain(request, step)
+        return words[:LONGEST_EXPLANATION]
 
     # ---------------------------------------------------------------- E10
 

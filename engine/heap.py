@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
+
+
+class Looks:
+    """How many more entries somebody may look at who is not to hold everybody up."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self) -> bool:
+        """Take one; False if there is none left."""
+        self.left -= self.left > 0
+        return self.left > 0
 
 
 class AddressableHeap(Generic[Item]):
@@ -64,6 +76,34 @@ class AddressableHeap(Generic[Item]):
     def peek(self) -> Item:
         """The item with the smallest key. Raises LookupError if the heap is empty."""
         return self.first()[1]
+
+    def before(self, item: Item, looks: Looks) -> Iterator[Item]:
+        """The items that leave before `item`, in no order, as far as `looks` reach.
+
+        Raises KeyError if it is not in.
+        """
+        bound = self._live[item]
+        return self.leaving(lambda key, other: self._live[other] < bound, looks)
+
+    def leaving(self, first: Callable[[Any, Item], bool], looks: Looks) -> Iterator[Item]:
+        """The items of which `first`, given key and item, is true, in no order.
+
+        It must be true of all that leave before one of which it is. Takes one of `looks` for each
+        of these items and their neighbours, and ends when there are none left.
+        """
+        heap, places = self._heap, [0]
+        while places:
+            place = places.pop()
+            if place >= len(heap):
+                continue
+            if not looks.take():
+                return
+            key, _, item = entry = heap[place]
+            alive = self._live.get(item) is entry
+            if not alive or first(key, item):
+                places += (2 * place + 1, 2 * place + 2)
+                if alive:
+                    yield item
 
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._live) + 64:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from engine.beam_search import BeamSearch
 from engine.controls import RowControls
 from engine.limits import ClassLimits
-from engine.outputs import Handover, Inspection
+from engine.outputs import Explanations, Handover, Inspection
 from policies.base import Policy
 
 
@@ -97,6 +97,18 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """Ask why requests wait; `reply` is called on the engine thread and must be quick.
+
+    id: of one request, which is explained in full; None for the first `limit`, in brief.
+    """
+
+    reply: Callable[[Explanations], None]
+    id: int | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
 class Reconfigure:
     """Put another policy in charge, or other class limits in force, between two steps.
 
@@ -108,4 +120,4 @@ class Reconfigure:
     reply: Callable[[Handover], None] | None = None
 
 
-Message: TypeAlias = Submission | Abort | FinishAt | Inspect | Reconfigure | Stop
+Message: TypeAlias = Submission | Abort | FinishAt | Inspect | Explain | Reconfigure | Stop

@@ -22,18 +22,19 @@ def inspect(roster: Roster, stats: Stats, limit: int) -> Inspection:
         policy=type(guard.policy).__name__,
         fallen_back=guard.fallen_back,
         last_fault=guard.last_fault,
-        requests=tuple(map(_snapshot, islice(_in_order(roster), limit))),
+        requests=tuple(map(snapshot, islice(in_order(roster), limit))),
     )
 
 
-def _in_order(roster: Roster) -> Iterator[Request]:
+def in_order(roster: Roster) -> Iterator[Request]:
     """Running requests, then waiting ones, each by ticket."""
     yield from sorted(roster.running.values(), key=lambda request: request.ticket)
     # Requests came into this map in the order of their tickets.
     yield from (request for id, request in roster.requests.items() if id not in roster.running)
 
 
-def _snapshot(request: Request) -> RequestSnapshot:
+def snapshot(request: Request) -> RequestSnapshot:
+    """A copy of what there is to say of a request."""
     submission = request.submission
     return RequestSnapshot(
         id=request.id,

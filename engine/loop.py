@@ -10,7 +10,7 @@ from engine.backends.base import Backend
 from engine.clock import Clock
 from engine.cost import LearningCost
 from engine.errors import RowFault
-from engine.inbox import Abort, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
+from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
 from engine.plan import Flight, Plan
 from engine.scheduler import Scheduler
@@ -126,6 +126,8 @@ class Engine:
                 self.scheduler.finish(message.id, message.index, message.tokens, now)
             case Inspect():
                 message.reply(self.scheduler.inspect(now, message.limit))
+            case Explain():
+                message.reply(self.scheduler.explain(message.id, message.limit, self.cost, now))
             case Reconfigure():
                 self._reconfigure(message, now)
             case Stop():

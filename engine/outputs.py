@@ -180,6 +180,86 @@ class PoolSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """A request is the `place`-th (from 1) of `of` in its line, a class's part of `flow`.
+
+    exact: False if it may be further behind: only so many were counted. lines: how many move
+    side by side; which of them is next is the policy's word each time.
+    """
+
+    flow: str
+    place: int
+    of: int
+    exact: bool
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """One thing that a waiting request waits for: it `needs` more than is `left`.
+
+    by: "rows", "blocks", "class" (its limits), "hold" (nobody is admitted for `needs` seconds),
+    "step" (a token of it is still computed), "order" (`needs` requests go first), or "policy"
+    (nothing of these: the policy picked nobody, or others).
+    """
+
+    by: str
+    needs: float = 0
+    left: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaker:
+    """A younger request that was admitted while this one waited, at an engine time.
+
+    why: "class" (a limit had closed this one's class), "room" (this one did not fit), or "policy".
+    """
+
+    id: int
+    at: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartEstimate:
+    """Seconds from now until a waiting request starts (`engine.forecast`), with an interval."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestExplanation:
+    """Why a request is where it is. What waits has a position, blockers and maybe an estimate.
+
+    overtakers: since it began to wait, for the first time or again, the earliest first; the latest
+    of `overtaken` where `complete` is False, which itself counts only those that are remembered.
+    lost: computed tokens that preemption has cost it. words: the policy's.
+    """
+
+    request: RequestSnapshot
+    lost: int
+    position: Position | None = None
+    blockers: tuple[Blocker, ...] = ()
+    overtakers: tuple[Overtaker, ...] = ()
+    overtaken: int = 0
+    complete: bool = True
+    start: StartEstimate | None = None
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """What was asked for, the counts, and who is in charge: FCFS if `fallen_back`."""
+
+    stats: Stats
+    fallen_back: bool
+    last_fault: str
+    requests: tuple[RequestExplanation, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """The engine from inside: its counts, its pool, its policy, and the first of its requests."""
 

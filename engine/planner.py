@@ -282,6 +282,7 @@ class Planner:
             plan.withdraw(sequence)
         offloaded = self.relief.keep(request)
         lost = self.relief.lost(request)
+        request.lost += lost
         if by is None:
             roster.log("preempt", request.id, lost)
         else:
@@ -303,15 +304,17 @@ class Planner:
         only mean preempting somebody a few steps later. Cached blocks that somebody owns cost
         nothing.
         """
-        roster = self.roster
         if any(sequence.pending for sequence in request.open_sequences):
             return False  # preempted a moment ago: a token of it is still being sampled
-        if roster.rows + request.rows > self.limits.rows:
+        if self.roster.rows + request.rows > self.limits.rows:
             return False
-        free = self.memory.pool.free - self.memory.committed(roster.prefilling)
-        return self._to_take(request) <= free
+        return self.to_take(request) <= self.blocks_to_give()
 
-    def _to_take(self, request: Request) -> int:
+    def blocks_to_give(self) -> int:
+        """Free blocks that no running prompt is going to need."""
+        return self.memory.pool.free - self.memory.committed(self.roster.prefilling)
+
+    def to_take(self, request: Request) -> int:
         """Free blocks that admitting a request will cost sooner or later."""
         references = self.memory.pool.references
         found = self.memory.found(request.open_sequences[0])
@@ -345,7 +348,7 @@ class Planner:
         if not worse:
             return False  # the usual case, in every step behind a full house
         chosen: list[Request] = []
-        wanted = self._to_take(head)
+        wanted = self.to_take(head)
         rows = self.roster.rows + head.rows
         blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
         tokens = plan.left

@@ -19,10 +19,10 @@ whichever are fewer. So a hundred thousand flows cost nothing until it is their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from engine.heap import AddressableHeap
+from engine.heap import AddressableHeap, Looks
 from engine.request import Request
 
 Key = Any
@@ -184,6 +184,32 @@ class PrefixOrder:
                 node = node.above
             if not self._mend(node):
                 return node.known
+
+    def before(self, request: Request, looks: Looks) -> Iterator[Request]:
+        """Who goes before a request, in no order, as far as `looks` reach.
+
+        Raises KeyError if it is not in.
+        """
+        self.cached(request)  # brings its node up to date
+        node = self._homes[request]
+        while not node.stands:
+            node = node.above
+        bound = self._place(request, node.known * self._block)
+        for group in self._order.leaving(lambda key, _: key < bound, looks):
+            yield from self._members(group, group.known * self._block, bound, looks)
+
+    def _members(self, node: Node, cached: int, bound: Key, looks: Looks) -> Iterator[Request]:
+        """Those of a group that go before `bound`; all of it have as many tokens cached."""
+
+        def goes_first(_: Key, item: Request | Node) -> bool:
+            first = item.first() if isinstance(item, Node) else item
+            return bool(self._place(first, cached) < bound)
+
+        for item in node.pending.leaving(goes_first, looks):
+            if isinstance(item, Node):
+                yield from self._members(item, cached, bound, looks)
+            else:
+                yield item
 
     # ---------------------------------------------------------------- the tree
 

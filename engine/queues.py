@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
-from engine.heap import AddressableHeap
+from engine.heap import AddressableHeap, Looks
 from engine.read_only import OnWrite, ReadOnly, unheard
 from engine.request import Request, RequestProxy
 
@@ -18,9 +18,13 @@ class FlowOrder(Protocol):
     def push(self, item: Request, key: Any, /) -> None: ...
     def remove(self, item: Request, /) -> None: ...
     def first(self) -> tuple[Any, Request]: ...
+    def before(self, item: Request, looks: Looks, /) -> Iterator[Request]: ...
 
 
 MakeFlow = Callable[[], FlowOrder]
+
+
+NO_CLASS: frozenset[str] = frozenset()
 
 
 class Lane:
@@ -100,6 +104,26 @@ class WaitingQueue:
         """How many of a class wait."""
         lane = self._lanes.get(slo_class)
         return len(lane.tickets) if lane else 0
+
+    def shut(self) -> frozenset[str]:
+        """The closed classes in which somebody waits."""
+        if not self.closed:
+            return NO_CLASS
+        return frozenset(name for name in self.closed if self.of_class(name))
+
+    def line_of(self, request: Request) -> tuple[str, Hashable]:
+        """The class and the flow in which a request waits. Raises KeyError if it does not."""
+        return request.slo_class, self._places[request][1]
+
+    def lines(self) -> int:
+        """In how many classes and flows somebody waits."""
+        return sum(len(lane.flows) for lane in self._lanes.values())
+
+    def before(self, request: Request, looks: Looks) -> tuple[list[Request], int]:
+        """Who goes before a request in its line, as far as `looks` reach, and how long that is."""
+        lane, flow = self._places[request]
+        order = lane.flows[flow]
+        return list(order.before(request, looks)), len(order)
 
     def reset(self, make_flow: MakeFlow | None) -> list[Request]:
         """Take everybody out, and keep the flows of who comes from now on in orders made like this.

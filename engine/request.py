@@ -126,7 +126,9 @@ class Request:
     """What clients, queues, tickets and policies know; its sequences hold tokens and blocks.
 
     resuming: it was admitted again, and no token of it has been computed since.
-    passed: how many requests were admitted past it because it did not fit (`Policy.backfill`).
+    queued_at: how many admissions there were when it began to wait, for the first time or again.
+    lost: computed tokens that preemption has cost it. passed: how many requests were admitted past
+    it because it did not fit (`Policy.backfill`).
     search: what its beam search has found so far, if it is one. Then `sequences` are the beams that
     run now; until the prompt is computed that is one.
     """
@@ -138,10 +140,12 @@ class Request:
         "ending_ids",
         "id",
         "last_token_at",
+        "lost",
         "passed",
         "phase",
         "preemptions",
         "prompt_length",
+        "queued_at",
         "resuming",
         "search",
         "sequences",
@@ -168,6 +172,8 @@ class Request:
         self.last_token_at = -math.inf
         self.preemptions = 0
         self.passed = 0
+        self.queued_at = 0
+        self.lost = 0
         self.resuming = False
         self.cached = 0
         self.controls = submission.controls

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from engine.admissions import AdmissionBook
 from engine.batch import BLOCK
 from engine.decisions import DecisionSink
+from engine.forecast import ForecastRecord
 from engine.guard import Guard
 from engine.host import HostMemory
 from engine.limits import Limits
@@ -41,6 +43,8 @@ class Roster:
         self.waiting = WaitingQueue(guard.wrote)
         self.counters = counters
         self.service = service
+        self.admissions = AdmissionBook()
+        self.forecasts = ForecastRecord()
         self.moves = 0
         self.requests: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
@@ -67,6 +71,7 @@ class Roster:
 
     def requeue_all(self) -> None:
         """Queue everybody anew: another policy is in charge."""
+        self.admissions.reorder()
         for request in self._prepare():
             self.enqueue(request)
 
@@ -111,10 +116,12 @@ class Roster:
         self._stop(request)
         request.phase = Phase.PREEMPTED
         self.enqueue(request)
+        request.queued_at = self.admissions.count
 
     def drop(self, request: Request) -> None:
         """Out of every map it is in."""
         del self.requests[request.id]
+        self.forecasts.forget(request.id)
         if request.id in self.running:
             self._stop(request)
         else:

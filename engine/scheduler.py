@@ -19,6 +19,7 @@ from engine.beam_search import Hypothesis
 from engine.blocks import BlockPool, blocks_for
 from engine.controls import Sampled, TokenLogprobs
 from engine.decisions import DecisionSink, no_log
+from engine.explanation import Explainer
 from engine.guard import Guard, GuardSettings
 from engine.inbox import Submission
 from engine.inspection import inspect
@@ -26,6 +27,7 @@ from engine.limits import ClassLimits, Limits
 from engine.memory import KVMemory
 from engine.outputs import (
     Counters,
+    Explanations,
     Failure,
     FailureKind,
     Finish,
@@ -53,6 +55,7 @@ from policies.base import (
     Policy,
     Reject,
     Shed,
+    StepCost,
     StepDone,
     Tokens,
 )
@@ -114,6 +117,7 @@ class Scheduler:
             return
         self.roster.requests[request.id] = request
         self.roster.enqueue(request)
+        request.queued_at = self.roster.admissions.count
         self.log("arrive", request.id, request.ticket)
         self.roster.events.append(Arrived(request.view))
 
@@ -328,6 +332,7 @@ class Scheduler:
             self.log("expire", request.id)
             self.roster.events.append(Shed(request.view, "deadline"))
             self._refuse(request, FinishReason.REJECTED, failure, now)
+            self.roster.forecasts.forget(request.id)
             del self.roster.requests[request.id]
 
     def _take_back(self, flight: Flight) -> None:
@@ -525,6 +530,19 @@ class Scheduler:
     def inspect(self, now: float, limit: int) -> Inspection:
         """A look inside, at the first `limit` requests (`engine.inspection`)."""
         return inspect(self.roster, self.stats(now), limit)
+
+    def explain(
+        self, request_id: int | None, limit: int, cost: StepCost, now: float
+    ) -> Explanations:
+        """Why one request waits, in full, or the first `limit`, in brief (`engine.explanation`)."""
+        explainer = Explainer(self.planner, cost, StepProxy(self.roster, self._next_step, now))
+        if request_id is None:
+            requests = explainer.in_brief(limit)
+        else:
+            request = self.request(request_id)
+            requests = () if request is None else (explainer.in_full(request),)
+        guard = self.guard
+        return Explanations(self.stats(now), guard.fallen_back, guard.last_fault, requests)
 
     def check(self) -> None:
         """Assert E1, E2, E3 and E6. Cheap enough for every test step and for idle moments."""

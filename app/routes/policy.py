@@ -22,7 +22,7 @@ from app.service import Service
 async def get_policy(service: Service, request: Request) -> Response:
     """The policy in charge, whether the guard has put FCFS in its place, and which others may be
     asked for, with the parameters that they take and their defaults."""
-    seen = await service.bridge.inspect(0)
+    seen = await service.bridge.explain(None, 0)
     scheduler = service.policies.current
     return _json(
         {

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.directory import Directory
-from app.errors import invalid
+from app.routes.snapshots import limit_of, request_snapshot
 from app.service import Service
 from engine.batch import BLOCK
-from engine.outputs import Inspection, RequestSnapshot
+from engine.outputs import Inspection
 
 REQUESTS: Final = 100
 """Requests that are listed unless a client asks for fewer or more: those that run first."""
@@ -26,18 +26,11 @@ BLOCK_BYTES: Final = 64
 
 async def blocks(service: Service, request: Request) -> Response:
     """Which request owns which block of the KV cache, as the engine saw it between two steps."""
-    limit = _limit(request)
+    limit = limit_of(request, "requests", REQUESTS, MOST_REQUESTS)
     seen = await service.bridge.inspect(limit)
     size = BLOCK_BYTES * len(seen.pool.owners)
     body = await service.off_loop(size, _blocks, seen, service.directory)
     return Response(body, media_type="application/json")
-
-
-def _limit(request: Request) -> int:
-    text = request.query_params.get("requests", str(REQUESTS))
-    if not (text.isdecimal() and text.isascii() and len(text) < 6 and int(text) <= MOST_REQUESTS):
-        raise invalid(f"requests is a number from 0 to {MOST_REQUESTS}.", "requests")
-    return int(text)
 
 
 def _blocks(seen: Inspection, directory: Directory) -> bytes:
@@ -55,7 +48,7 @@ def _blocks(seen: Inspection, directory: Directory) -> bytes:
             "running": stats.running,
             "waiting": stats.waiting,
             "blocks": _each_block(seen),
-            "requests": [_request(request, directory) for request in seen.requests],
+            "requests": [request_snapshot(request, directory) for request in seen.requests],
         }
     )
 
@@ -88,23 +81,3 @@ def _each_block(seen: Inspection) -> list[dict[str, Any]]:
 
 def _owned(owners: int, sequences: list[tuple[int, int]]) -> dict[str, Any]:
     return {"state": "owned", "owners": owners, "sequences": sequences}
-
-
-def _request(request: RequestSnapshot, directory: Directory) -> dict[str, Any]:
-    """`id` is the engine's; the others are None for a request whose client has left."""
-    names = directory.names(request.id)
-    return {
-        "id": request.id,
-        "reply_id": names.reply if names else None,
-        "request_id": names.http if names else None,
-        "phase": request.phase,
-        "tenant": request.tenant,
-        "class": request.slo_class,
-        "priority": request.priority,
-        "prompt_tokens": request.prompt,
-        "computed_tokens": request.computed,
-        "generated_tokens": request.generated,
-        "preemptions": request.preemptions,
-        "blocks": [len(table) for table in request.blocks],
-        "host_blocks": [len(table) for table in request.host_blocks],
-    }
