@@ -98,7 +98,7 @@ class Watch:
             assert self.prompt_waits <= most, "prompts that run got nothing"
         else:
             self.prompt_waits = 0
-        seconds = COST.of(StepShape.of(batch))
+        seconds = COST.of(StepShape.of(batch.rows))
         if decoding and seconds > self.tbt_s * (1 + 1e-9):
             alone = [row for key, row in rows.items() if key in decoding]
             least = COST.seconds(0, len(alone) + 1, sum(r.start + 1 for r in alone) + 1, 0)
@@ -169,7 +169,7 @@ def test_a_chunk_is_the_largest_that_the_target_leaves_and_shrinks_with_the_cont
         if chunk is None or chunk.samples:
             continue
         counts.append(chunk.count)
-        shape = StepShape.of(batch)
+        shape = StepShape.of(batch.rows)
         assert COST.of(shape) <= 0.05
         end = chunk.start + chunk.count
         wider = COST.seconds(

@@ -359,7 +359,7 @@ def test_steps_keep_to_the_tightest_tpot_target_of_those_running() -> None:
     for _ in range(15):
         harness.step()
         batch = harness.backend.batches[-1]
-        assert cost.of(StepShape.of(batch)) <= 0.02
+        assert cost.of(StepShape.of(batch.rows)) <= 0.02
         chunks.append(sum(row.count for row in batch.rows if row.request not in readers))
     assert min(chunks) >= 14
 

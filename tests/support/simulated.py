@@ -46,7 +46,7 @@ class TimedBackend(ScriptedBackend):
 
     def collect(self, ticket: int) -> Any:
         sampled = super().collect(ticket)
-        self.advance(self.cost.of(StepShape.of(self.batches[ticket])))
+        self.advance(self.cost.of(StepShape.of(self.batches[ticket].rows)))
         return sampled
 
 
