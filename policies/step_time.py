@@ -87,7 +87,8 @@ class PromptTurns:
         if step.index - self._last < max(self._window, rotation + 1):
             return 0
         self._last = step.index
-        return min(TURN, step.budget)
+        most = step.budget - 1 if step.decoding else step.budget  # prompts may lack blocks
+        return min(TURN, max(1, most))
 
     def served(self, step: StepView) -> None:
         """Prompts got tokens in this step."""
