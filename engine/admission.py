@@ -72,7 +72,7 @@ class Admission:
         if choice is None:
             if self._roster.running:
                 return None
-            self._refused = True  # with nothing running somebody has to start
+            self._refused = guard.picked_nobody  # with nothing running somebody has to start
             return waiting.oldest()
         return waiting.head(choice)
 

@@ -111,6 +111,7 @@ class Guard:
     saves counts, by kind, what the policy did wrong; vetoes, by method, how often the running
     request with the lowest ticket would have had to give way (E5), which is no fault: it may well
     be of the worst class. most_passed_over: the longest row of admissions past the oldest ticket.
+    picked_nobody: whether `pick` said None last, rather than a hold that has lasted long enough.
     forced_progress: steps in which somebody got more than the policy wanted (E13). on_save: told of
     each save and veto. `cpu_clock` is the engine thread's CPU time (in virtual time a constant, so
     that runs repeat exactly).
@@ -130,6 +131,7 @@ class Guard:
         self.forced_admissions = 0
         self.forced_progress = 0
         self.most_passed_over = 0
+        self.picked_nobody = False
         self.last_fault = ""
         self.on_save: Callable[[Save], None] | None = None
         self._asking = ""
@@ -314,6 +316,7 @@ class Guard:
             return choice  # type: ignore[no-any-return]
 
         choice = self._ask("pick", read, heads, step)
+        self.picked_nobody = choice is None
         if isinstance(choice, Hold):
             return self._bound(choice, step.now)
         self._held_since = math.inf

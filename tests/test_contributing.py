@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from support.engines import Harness, services
 
+from loadtest.conformance.judge import judge
 from policies.base import Policy
 
 PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -25,8 +26,13 @@ def first_tokens(house: Harness, requests: list[int]) -> list[int]:
     return sorted(requests, key=lambda request: house.outputs[request, 0][0].at)
 
 
-def test_it_is_seven_lines_long() -> None:
-    assert len([line for line in BLOCK.splitlines() if line.strip()]) == 7
+def test_it_is_twenty_lines_long() -> None:
+    assert len(BLOCK.splitlines()) == 20
+
+
+def test_it_conforms(shown) -> None:
+    verdict = judge(shown, "ShortestFirst", workloads=4)
+    assert verdict.passed, verdict.as_json()
 
 
 def test_shorter_prompts_are_served_first_and_equals_as_they_came(shown) -> None:
@@ -39,4 +45,4 @@ def test_shorter_prompts_are_served_first_and_equals_as_they_came(shown) -> None
 
 def test_it_explains_why_a_request_waits(shown) -> None:
     request = SimpleNamespace(prompt=40)
-    assert "fewer than 40" in shown(services=services()).explain(request, None)
+    assert "before this one of 40 tokens" in shown(services=services()).explain(request, None)

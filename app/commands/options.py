@@ -54,8 +54,10 @@ def config_options(command: Callable[..., R]) -> Callable[..., R]:
     return wrapped
 
 
-def policy_option(name: str, params: Sequence[str], option: str = "--params") -> SchedulerConfig:
-    """What the options --policy NAME and `option` KEY=VALUE (YAML, may be repeated) say.
+def policy_option(
+    name: str, params: Sequence[str], option: str = "--params", named: str = "--policy"
+) -> SchedulerConfig:
+    """What the options `named` NAME and `option` KEY=VALUE (YAML, may be repeated) say.
 
     Raises ConfigurationError for an unknown policy and for parameters that it does not take; the
     message names the option.
@@ -74,7 +76,7 @@ def policy_option(name: str, params: Sequence[str], option: str = "--params") ->
     try:
         check_policy(scheduler)
     except BadConfiguration as error:
-        names = {"scheduler.policy": "--policy", "scheduler.params": option}
+        names = {"scheduler.policy": named, "scheduler.params": option}
         raise BadConfiguration(*(_renamed(problem, names) for problem in error.problems)) from None
     return scheduler
 
