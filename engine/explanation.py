@@ -55,7 +55,7 @@ class Explainer:
             request=snapshot(request),
             lost=request.lost,
             position=position,
-            blockers=tuple(self._blockers(request, position)),
+            blockers=self._blockers(request, position),
             overtakers=tuple(Overtaker(p.request, p.at, _why(p, request)) for p in named),
             overtaken=len(passages),
             complete=len(named) == len(passages)
@@ -69,7 +69,7 @@ class Explainer:
         if not (waits and self._looks.left):
             return RequestExplanation(seen, request.lost)
         before, position = self._position(request)
-        blockers = tuple(self._blockers(request, position))
+        blockers = self._blockers(request, position)
         start = self._start(request, before, position, tell=False)
         return RequestExplanation(seen, request.lost, position, blockers, start=start)
 
@@ -90,22 +90,19 @@ class Explainer:
 
     # ---------------------------------------------------------------- what it waits for
 
-    def _blockers(self, request: Request, position: Position) -> Iterator[Blocker]:
-        planner, roster = self._planner, self._roster
-        found = False
-        for blocker in self._wants(request):
-            found = True
-            yield blocker
-        if (hold := planner.hold_until - self._step.now) > 0 and hold < math.inf:
-            found = True
+    def _blockers(self, request: Request, position: Position) -> tuple[Blocker, ...]:
+        blockers = [*self._wants(request), *self._must_wait(request)]
+        if position.place > 1:
+            blockers.append(Blocker("order", position.place - 1))
+        return tuple(blockers) or (Blocker("policy", self._roster.waiting.requests - 1),)
+
+    def _must_wait(self, request: Request) -> Iterator[Blocker]:
+        """Times that have to pass first."""
+        hold = self._planner.hold_until - self._step.now
+        if 0 < hold < math.inf:
             yield Blocker("hold", hold)
         if any(sequence.pending for sequence in request.open_sequences):
-            found = True
             yield Blocker("step")
-        if position.place > 1:
-            yield Blocker("order", position.place - 1)
-        elif not found:
-            yield Blocker("policy", roster.waiting.requests - 1)
 
     def _wants(self, request: Request) -> Iterator[Blocker]:
         """Room that there is too little of."""
