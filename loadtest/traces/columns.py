@@ -23,24 +23,41 @@ class Format:
 
 def _tenant(row: Row) -> Arrival:
     return Arrival(
-        at=float(row["arrival_s"]),
-        prompt_tokens=int(row["prompt_tokens"]),
-        output_tokens=int(row["output_tokens"]),
+        at=_seconds(row, "arrival_s"),
+        prompt_tokens=_integer(row, "prompt_tokens"),
+        output_tokens=_integer(row, "output_tokens"),
         tenant=row["tenant"],
         slo_class=row.get("class", "default"),
-        priority=int(row.get("priority", "0")),
+        priority=_integer(row, "priority") if "priority" in row else 0,
     )
 
 
 def _azure(row: Row) -> Arrival:
     """Wall times of up to 100 ns, read to the microsecond; without a zone they are UTC."""
-    moment = datetime.fromisoformat(row["TIMESTAMP"])
+    try:
+        moment = datetime.fromisoformat(row["TIMESTAMP"])
+    except ValueError:
+        raise ValueError(f"TIMESTAMP: expected a date and time, got {row['TIMESTAMP']!r}") from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return Arrival(
         at=moment.timestamp(),
-        prompt_tokens=int(row["ContextTokens"]),
-        output_tokens=int(row["GeneratedTokens"]),
+        prompt_tokens=_integer(row, "ContextTokens"),
+        output_tokens=_integer(row, "GeneratedTokens"),
     )
+
+
+def _integer(row: Row, column: str) -> int:
+    try:
+        return int(row[column])
+    except ValueError:
+        raise ValueError(f"{column}: expected an integer, got {row[column]!r}") from None
+
+
+def _seconds(row: Row, column: str) -> float:
+    try:
+        return float(row[column])
+    except ValueError:
+        raise ValueError(f"{column}: expected seconds, got {row[column]!r}") from None
 
 
 FORMATS: Final = (

@@ -124,7 +124,7 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
     path.write_text("arrival_s,tenant,prompt_tokens,output_tokens\n0,a,1,none\n")
     result = sim("--trace", str(path))
     assert result.exit_code == 2
-    assert "bad.csv:2: invalid literal" in result.stderr
+    assert "bad.csv:2: output_tokens: expected an integer" in result.stderr
 
 
 def test_help_defines_the_keys_and_shows_an_example() -> None:

@@ -60,14 +60,18 @@ def test_gzip_is_told_from_the_content_and_a_byte_order_mark_is_no_letter(tmp_pa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TENANTS + "0,a,10,20\n0,a,x,20\n", "trace.csv:3: invalid literal"),
+        (
+            TENANTS + "0,a,10,20\n0,a,x,20\n",
+            "trace.csv:3: prompt_tokens: expected an integer, got 'x'",
+        ),
         (TENANTS + "0,a,10\n", "trace.csv:2: 3 cells under 4 columns"),
         (TENANTS + "0,a,10,0\n", "trace.csv:2: .* must be at least 1"),
         (TENANTS + "0,a,0,10\n", "trace.csv:2: .* must be at least 1"),
         (TENANTS + "-1,a,10,10\n", "trace.csv:2: a request cannot arrive at -1.0 s"),
         (TENANTS + "nan,a,10,10\n", "trace.csv:2: a request cannot arrive at nan s"),
-        (TENANTS + "0,a,1.5,10\n", "trace.csv:2: invalid literal"),
-        (AZURE + "yesterday,1,2\n", "trace.csv:2: Invalid isoformat"),
+        (TENANTS + "0,a,1.5,10\n", "trace.csv:2: prompt_tokens: expected an integer, got '1.5'"),
+        (TENANTS + "soon,a,1,10\n", "trace.csv:2: arrival_s: expected seconds, got 'soon'"),
+        (AZURE + "yesterday,1,2\n", "trace.csv:2: TIMESTAMP: expected a date and time"),
         (TENANTS, "trace.csv: there are no requests"),
         ("", "trace.csv:1: the header is that of no known format"),
         ("a,b\n1,2\n", r"trace.csv:1: .*tenant CSV: arrival_s"),
