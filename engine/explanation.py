@@ -7,7 +7,7 @@ is asked at once, and no more admissions than are remembered.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cached_property
 from itertools import islice
 
@@ -78,7 +78,7 @@ class Explainer:
     def _position(self, request: Request) -> tuple[list[Request], Position]:
         """Who goes before it, as far as we looked, and its place."""
         waiting = self._roster.waiting
-        flow = str(waiting.line_of(request)[1])
+        flow = _named(waiting.line_of(request)[1])
         before, of = waiting.before(request, self._looks)
         exact = self._looks.left > 0
         return before, Position(flow, len(before) + 1, of, exact, waiting.lines())
@@ -179,6 +179,11 @@ class Explainer:
         counters = self._roster.counters
         output = counters.generated_tokens / max(1, counters.admitted)
         return Workload(self._cost, output, self._step.decoding)
+
+
+def _named(flow: Hashable) -> str:
+    """A flow in words; policies make some of several parts, such as class and tenant."""
+    return " / ".join(map(str, flow)) if isinstance(flow, tuple) else str(flow)
 
 
 def _why(passage: Passage, request: Request) -> str:

@@ -136,6 +136,5 @@ class DecodePriority(Policy):
         alone = 1000 * StepTime(self.services.cost, step, decodes).seconds
         return (
             f"decodes go first: {decodes} of them take {alone:.1f} ms of the {target:g} ms that a "
-            f"step may take, and prompts share the rest in order of arrival; this one is "
-            f"number {request.ticket}"
+            f"step may take, and prompts share the rest in order of arrival"
         )

@@ -32,6 +32,6 @@ class FCFS(Policy):
     def explain(self, request: RequestView, step: StepView) -> str:
         passing = f", except for {self._backfill} that fit where it does not" * bool(self._backfill)
         return (
-            f"requests start in order of arrival: those that came before this one, number "
-            f"{request.ticket}, go first, and none that came after it{passing}"
+            f"requests start in order of arrival: those that came before request {request.id} "
+            f"go first, and none that came after it{passing}"
         )

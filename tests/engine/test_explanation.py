@@ -55,6 +55,15 @@ def test_a_request_is_told_its_place_and_who_decides() -> None:
     assert third.words.startswith("requests start in order of arrival")
 
 
+def test_a_flow_of_several_parts_is_named_by_them() -> None:
+    harness = Harness(rows=1, policy=FairShare)
+    harness.submit(4, max_tokens=30)
+    harness.step()
+    waiting = harness.submit(4)
+    harness.step()
+    assert why(harness, waiting).position.flow == "default / default"
+
+
 def test_place_follows_the_policys_order() -> None:
     harness = Harness(rows=1, policy=ShortestFirst)
     harness.submit(4, max_tokens=30)
