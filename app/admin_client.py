@@ -54,7 +54,9 @@ class AdminClient:
         if error.code == 404:
             return "there are no admin routes; a server has them once server.admin_key is set"
         if error.code == 401:
-            return "this is not the server's admin key" if self._key else "the admin key is missing"
+            if self._key:
+                return "this is not the server's admin key"
+            return "the admin key is missing; give it in OCTAVO_ADMIN_KEY, or with --key"
         return f"status {error.code}{_message(error)}"
 
 

@@ -50,7 +50,9 @@ class PoolPicture:
         if letters:
             yield self._legend(letters)
             yield ""
-        yield Text(self._totals())
+        # A terminal breaks it where it must; in a pipe it is one line, for grep.
+        in_pipe = not console.is_terminal
+        yield Text(self._totals(), no_wrap=in_pipe, overflow="ignore" if in_pipe else None)
 
     def _letters(self) -> dict[int, str]:
         """Letters of the requests that own blocks, the oldest first, as far as letters go."""

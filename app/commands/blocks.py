@@ -83,7 +83,7 @@ def _draw(looks: Iterator[dict[str, Any]], watch: bool) -> None:
     console = Console(highlight=False)
     if not (watch and console.is_terminal):
         for document in looks:
-            console.print(PoolPicture(document))
+            console.print(PoolPicture(document), crop=False)
         return
     with Live(console=console, auto_refresh=False) as live:
         for document in looks:

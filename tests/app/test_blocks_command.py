@@ -95,7 +95,7 @@ SMALL = document(
 def drawn(what: dict[str, Any], width: int = 80) -> list[str]:
     console = Console(width=width, highlight=False, force_terminal=False)
     with console.capture() as capture:
-        console.print(PoolPicture(what))
+        console.print(PoolPicture(what), crop=False)
     return capture.get().splitlines()
 
 
@@ -133,6 +133,12 @@ def test_an_empty_pool_has_no_legend() -> None:
 def test_host_memory_is_in_the_totals_where_there_is_any() -> None:
     what = {**document([FREE] * 5), "host": {"total": 64, "free": 52}}
     assert "5 free ., 12 of 64 on the host; " in drawn(what, 120)[-1]
+
+
+def test_the_totals_are_one_line_in_a_pipe_however_long() -> None:
+    what = {**document([FREE] * 5), "host": {"total": 64, "free": 52}}
+    assert drawn(what, 40)[-1].startswith("5 blocks: ")
+    assert drawn(what, 40)[-1].endswith(" 3 waiting")
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 81, 200])
@@ -187,12 +193,15 @@ async def test_a_served_pool_is_drawn_plainly_where_there_is_no_terminal() -> No
         assert json.loads(shown.stdout)["cached"] == 2
 
 
+MISSING = "the admin key is missing; give it in OCTAVO_ADMIN_KEY, or with --key"
+
+
 @pytest.mark.parametrize(
     ("key", "arguments", "says"),
     [
         (None, (), "there are no admin routes; a server has them once server.admin_key is set"),
-        (KEY, (), "the admin key is missing"),
-        (KEY, ("--key", ""), "the admin key is missing"),
+        (KEY, (), MISSING),
+        (KEY, ("--key", ""), MISSING),
         (KEY, ("--key", "another"), "this is not the server's admin key"),
     ],
 )
