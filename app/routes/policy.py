@@ -71,7 +71,8 @@ def _bad(error: BadConfiguration) -> ApiError:
     """400 in the fields of the body, of which the configuration's keys are made."""
     keys = [problem.key.removeprefix("scheduler.") for problem in error.problems]
     reasons = zip(keys, (problem.message for problem in error.problems), strict=True)
-    return invalid("; ".join(f"{key}: {why}" for key, why in reasons) + ".", keys[0])
+    message = "; ".join(f"{key}: {why}" for key, why in reasons)
+    return invalid(message if message.endswith("?") else f"{message}.", keys[0])
 
 
 def _json(document: Any) -> Response:

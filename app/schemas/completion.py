@@ -39,14 +39,14 @@ class CompletionRequest(Generate):
     @classmethod
     def _no_echo(cls, value: bool | None) -> bool | None:
         if value:
-            raise unsupported("echo is not supported")
+            raise unsupported("is not supported")
         return value
 
     @field_validator("suffix")
     @classmethod
     def _no_suffix(cls, value: str | None) -> str | None:
         if value:
-            raise unsupported("suffix is not supported")
+            raise unsupported("is not supported")
         return value
 
     @property
