@@ -19,7 +19,8 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_readme_has_a_row_that_names_its_parameters(name: str) -> None:
-    (row,) = re.findall(rf"^\| `{name}` \|.*$", README, re.MULTILINE)
+    table = README.split("\n## Policies\n")[1].split("\n## ")[0]
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", table, re.MULTILINE)
     kind, _ = check_policy(SchedulerConfig(policy=name))
     parameters = set(kind.__init__.__kwdefaults__ or ()) - {"services"}
     assert all(re.search(rf"`{parameter}\b", row) for parameter in parameters), parameters
