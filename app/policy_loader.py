@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import random
 import typing
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -30,14 +31,24 @@ def load_policy(scheduler: SchedulerConfig, services: Services) -> Policy:
     """Make the policy that the configuration names.
 
     Raises ConfigurationError for an unknown policy, for parameters that its constructor does not
-    take, and for values that the constructor refuses (with TypeError or ValueError).
+    take, for values that the constructor refuses (with ValueError), and where it fails otherwise.
     """
     policy, params = check_policy(scheduler)
     try:
         return policy(services=services, **params)
-    except Exception as error:  # it is somebody's code: whatever it raises, it is not a crash here
+    except ValueError as error:
         message = f"policy {scheduler.policy} refuses them: {error or type(error).__name__}"
         raise BadConfiguration(Problem(_PARAMS, message)) from error
+    except Exception as error:  # it is somebody's code: whatever it raises, it is not a crash here
+        message = f"{scheduler.policy} cannot be made: {type(error).__name__}: {error}"
+        raise BadConfiguration(Problem(_POLICY, message)) from error
+
+
+def try_policy(scheduler: SchedulerConfig) -> None:
+    """Make the policy and drop it. Raises what `load_policy` raises, before anything is served."""
+    from engine.cost import LinearCost
+
+    load_policy(scheduler, Services(cost=LinearCost(), rng=random.Random(0)))
 
 
 def check_policy(scheduler: SchedulerConfig) -> tuple[type[Policy], dict[str, Any]]:

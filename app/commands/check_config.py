@@ -11,6 +11,7 @@ from pydantic import BaseModel, SecretStr
 from app.commands.options import config_options
 from app.config import Config, LoadedConfig
 from app.config.document import reads_as_itself
+from app.policy_loader import try_policy
 
 
 @click.command()
@@ -20,13 +21,15 @@ def check_config(loaded: LoadedConfig, as_json: bool) -> None:
     """Print the configuration that is in effect, or say what is wrong with it.
 
     Later sources outdo earlier ones: defaults, file, OCTAVO_SECTION__KEY variables, --set.
-    The YAML names the source of every value that is not the default. Secrets are not shown.
+    The YAML names the source of every value that is not the default. Secrets are not shown. The
+    policy is made with its parameters; the model's files are not looked at.
     Exit code 0 if the configuration can be used, 2 if not.
 
     \b
     Example:
       octavo check-config --config config.yaml --set engine.max_rows=32
     """
+    try_policy(loaded.config.scheduler)
     if as_json:
         click.echo(loaded.config.model_dump_json(indent=2))
         return

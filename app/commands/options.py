@@ -14,7 +14,7 @@ import click
 from app.config import load_with_sources
 from app.config.layers import Layer
 from app.config.schema import SchedulerConfig
-from app.policy_loader import check_policy
+from app.policy_loader import try_policy
 from app.problems import BadConfiguration, Problem, refuse
 
 R = TypeVar("R")
@@ -59,8 +59,8 @@ def policy_option(
 ) -> SchedulerConfig:
     """What the options `named` NAME and `option` KEY=VALUE (YAML, may be repeated) say.
 
-    Raises ConfigurationError for an unknown policy and for parameters that it does not take; the
-    message names the option.
+    Raises ConfigurationError for an unknown policy and for parameters that it does not take, or
+    refuses; the message names the option.
     """
     layer = Layer()
     for param in params:
@@ -74,7 +74,7 @@ def policy_option(
         {"policy": name, **layer.tree().get("scheduler", {})}
     )
     try:
-        check_policy(scheduler)
+        try_policy(scheduler)
     except BadConfiguration as error:
         names = {"scheduler.policy": named, "scheduler.params": option}
         raise BadConfiguration(*(_renamed(problem, names) for problem in error.problems)) from None

@@ -161,6 +161,12 @@ def test_check_config_names_the_source_of_each_value_that_is_not_the_default(
     ]
 
 
+def test_check_config_tells_what_the_policy_refuses() -> None:
+    result = run("check-config", "--set", "scheduler.params.backfill=-1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: scheduler.params: policy fcfs refuses them: backfill ")
+
+
 def test_check_config_prints_json() -> None:
     result = run("check-config", "--json", "--set", "server.port=0")
     assert Config.model_validate(json.loads(result.stdout)) == load_config(

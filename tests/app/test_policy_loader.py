@@ -130,6 +130,11 @@ def test_a_parameter_that_yaml_cannot_give_is_named() -> None:
     assert message.startswith("scheduler.params.other: YAML has no values of type ")
 
 
+def test_a_constructor_that_fails_is_not_blamed_on_the_parameters() -> None:
+    expected = f"scheduler.policy: {SAMPLES}:Unmakeable cannot be made: TypeError: "
+    assert refusal(f"{SAMPLES}:Unmakeable").startswith(expected)
+
+
 def test_what_the_constructor_refuses_is_a_configuration_error() -> None:
     expected = (
         f"scheduler.params: policy {SAMPLES}:Sample refuses them:"

@@ -107,6 +107,7 @@ def test_a_policy_may_come_from_anywhere_with_parameters(trace: str) -> None:
         (("--params", "x"), "expected key=value"),
         (("--profile", "a11g"), "no profile and no file a11g"),
         (("--rows", "100", "--step-tokens", "7"), "--rows: 100 + 16"),
+        (("--params", "backfill=-1"), "Error: --params: policy fcfs refuses them: "),
         (("--speed", "0"), "--speed"),
         (("--pool-tokens", "15"), "--pool-tokens"),
     ],

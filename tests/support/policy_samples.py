@@ -49,5 +49,12 @@ class Unwritable(Policy):
         super().__init__(services=services)
 
 
+class Unmakeable(Policy):
+    """Hands its services on as no policy takes them."""
+
+    def __init__(self, *, services: Services) -> None:
+        super().__init__(services)  # type: ignore[misc]
+
+
 class NotAPolicy:
     """Only looks like one."""
