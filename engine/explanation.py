@@ -132,8 +132,7 @@ class Explainer:
 
     def _start(
         self, request: Request, before: list[Request], position: Position, *, tell: bool
-    ) -> StartEstimate | None:
-        """None while nobody has been let in since the policy took over."""
+    ) -> StartEstimate:
         now, record, rates = self._step.now, self._roster.forecasts, self._rates
         line = self._roster.waiting.line_of(request)
         prompts = [each.prompt_length for each in [*before, request]]
@@ -142,8 +141,6 @@ class Explainer:
         work = self._workload.seconds(prompts)
         since = min(each.submission.arrival for each in [*before, request])
         pace = rates.of(line, since) * (1 - self._passing(request, line))
-        if pace <= 0:
-            return None
         forecast = Pending(now, work / pace, rates.grain)
         if tell:
             record.tell(request.id, forecast)

@@ -10,7 +10,8 @@
 
 The work ahead is that of who waits now before the request in the policy's order. Whoever will come
 later and pass it shows in `passing` only when it has begun. Admissions after a preemption let in
-nothing new and are left out.
+nothing new and are left out. While fewer than two are known the house does a second of work in
+each second.
 
 The interval is [start · low, start · high], where low and high are quantiles of actual over
 predicted among the latest RECORD forecasts that somebody asked for and that have come true, or are
@@ -40,6 +41,9 @@ DRAWN = 8
 
 LEAST = 1e-9
 """Seconds of a request at least: where steps are said to cost nothing, requests are counted."""
+
+FINEST = 1e-3
+"""Seconds within which no two starts are told apart, however fast they follow each other."""
 
 RECORD = 256
 """Forecasts whose error counts."""
@@ -139,21 +143,23 @@ class Rates:
             for latest in (of_line, house):
                 if not passage.again and len(latest) < WINDOW:
                     latest.append(passage)
-        span = now - house[-1].at if house else 0.0
-        self.grain = span / len(house) if house else 0.0
+        span = now - house[-1].at if len(house) > 1 else 0.0
+        self.grain = max(FINEST, span / len(house)) if house else FINEST
+        self._drawn = DRAWN * self.grain * max(1, lines) if span else math.inf
         work = workload.seconds([passage.prompt for passage in house[:-1]])
-        self._house = work / span / max(1, lines) if span else 0.0
-        self._drawn = DRAWN * self.grain * max(1, lines)
+        self._house = (work / span if span else 1.0) / max(1, lines)
 
     def latest(self, line: Line) -> list[Passage]:
         """The latest admissions of a line, the last one first."""
         return self._of_line[line]
 
     def of(self, line: Line, since: float) -> float:
-        """Seconds of work for each second since an engine time; 0 if nothing is known."""
+        """Seconds of work for each second since an engine time."""
+        if self._drawn == math.inf:
+            return self._house
         own = [passage for passage in self.latest(line) if passage.at >= since]
         if len(own) == WINDOW:
             since = own.pop().at
         span = self._now - since + self._drawn
         work = self._workload.seconds([passage.prompt for passage in own])
-        return (work + self._drawn * self._house) / span if span > 0 else 0.0
+        return (work + self._drawn * self._house) / span

@@ -231,7 +231,7 @@ class StartEstimate:
 
 @dataclass(frozen=True, slots=True)
 class RequestExplanation:
-    """Why a request is where it is. What waits has a position, blockers and maybe an estimate.
+    """Why a request is where it is. What waits has a position, blockers and an estimate.
 
     overtakers: since it began to wait, for the first time or again, the earliest first; the latest
     of `overtaken` where `complete` is False, which itself counts only those that are remembered.

@@ -333,14 +333,17 @@ def test_the_estimate_counts_those_that_were_not_looked_at(monkeypatch) -> None:
         assert seen.start.low < left < seen.start.high
 
 
-def test_after_a_swap_nothing_is_known_until_somebody_is_let_in() -> None:
+def test_after_a_swap_an_estimate_begins_with_the_cost_model_alone() -> None:
     harness = Harness(rows=1)
+    harness.engine.cost = LinearCost(decode=1.0)
     requests = [harness.submit(4, max_tokens=10) for _ in range(4)]
     for _ in range(15):
         harness.step()
-    assert why(harness, requests[-1]).start is not None
+    by_rate = why(harness, requests[-1]).start.seconds
     harness.scheduler.replace_policy(Priority(services=harness.policy.services), 0.0)
-    assert why(harness, requests[-1]).start is None
+    generated = harness.scheduler.counters.generated_tokens / harness.scheduler.counters.admitted
+    assert why(harness, requests[-1]).start.seconds == pytest.approx(2 * generated, rel=0.01)
+    assert by_rate < 1
 
 
 def test_the_guards_word_is_that_of_who_is_in_charge() -> None:

@@ -37,11 +37,11 @@ def test_a_line_of_which_little_is_known_is_drawn_towards_its_share_of_the_house
     assert rates.of(B, since=0.0) < 2, "nothing came of it for a minute"
 
 
-def test_nothing_is_known_before_anybody_was_let_in_or_after_a_swap() -> None:
-    assert Rates(AdmissionBook(), UNIT, lines=1, now=9.0).of(A, since=0.0) == 0
+def test_before_two_were_let_in_the_house_does_a_second_of_work_a_second() -> None:
+    assert Rates(AdmissionBook(), UNIT, lines=1, now=9.0).of(A, since=0.0) == 1
     swapped = book((0.0, A, 10), (1.0, A, 10), (2.0, A, 10))
     swapped.reorder()
-    assert Rates(swapped, UNIT, lines=1, now=9.0).of(A, since=0.0) == 0
+    assert Rates(swapped, UNIT, lines=4, now=9.0).of(A, since=0.0) == 0.25
 
 
 def test_a_workload_is_seconds_by_the_cost_model() -> None:
