@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from engine.batch import BLOCK
@@ -38,40 +39,48 @@ COST: Final = LinearCost(base=0.004, prompt_token=1e-6, decode=1e-5)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a crowd is made. tenants: whether each is a tenant of its own. shared: tokens that all
-    prompts begin with, which nobody has computed yet."""
+    """How a crowd is made.
+
+    tenants: whether each is a tenant of its own. priorities: how many there are, in turn.
+    shared: tokens that most prompts begin with. They are others for each tenth power of numbers,
+    so that when a crowd has grown tenfold nearly all of it waits behind a prefix that nobody has
+    computed yet.
+    """
 
     name: str
     tenants: bool = False
+    priorities: int = 3
     shared: int = 0
 
-    def submission(self, number: int, now: float) -> Submission:
-        """The `number`-th of the crowd: three priorities, and a first token due long after now."""
-        own = range(number * PROMPT, number * PROMPT + PROMPT - self.shared)
-        prompt = [*range(self.shared), *own]
-        return Submission(
-            id=number,
-            prompt=prompt,
-            max_tokens=GENERATED,
-            controls=GREEDY,
-            arrival=now,
-            tenant=f"tenant {number}" if self.tenants else "default",
-            priority=number % 3,
-            ttft_deadline=now + 1e6,
-            prompt_keys=block_keys(prompt, b""),
-        )
+
+@lru_cache(maxsize=120_000)
+def submission_of(shape: Shape, number: int) -> Submission:
+    """The `number`-th of a crowd, which comes a moment after the one before; it has time."""
+    own = range(number * PROMPT, number * PROMPT + PROMPT - shape.shared)
+    first = 10**9 + len(str(number)) * PROMPT
+    prompt = [*range(first, first + shape.shared), *own]
+    return Submission(
+        id=number,
+        prompt=prompt,
+        max_tokens=GENERATED,
+        controls=GREEDY,
+        arrival=number * 1e-6,
+        tenant=f"tenant {number}" if shape.tenants else "default",
+        priority=number % shape.priorities,
+        ttft_deadline=1e6 + number * 1e-6,
+        prompt_keys=block_keys(prompt, b""),
+    )
 
 
 ONE_FLOW: Final = Shape("one flow")
 MANY_FLOWS: Final = Shape("a flow each", tenants=True)
+ROWS_FILLING: Final = Shape("rows", priorities=1)
 COMMON_PREFIX: Final = Shape("one cold prefix", shared=BLOCK)
 
 
 class Crowd:
-    """A scheduler with `rows` requests that decode, and a crowd that waits.
-
-    Raises RuntimeError if the policy does not let the rows fill.
-    """
+    """A scheduler with `rows` requests that decode, or as many as the policy lets in, and a crowd
+    that waits."""
 
     def __init__(
         self, make: PolicyMaker, shape: Shape, rows: int, guard: GuardSettings | None = None
@@ -88,7 +97,7 @@ class Crowd:
             guard=guard,
         )
         for _ in range(rows):
-            self._submit(Shape("rows"))
+            self._submit(ROWS_FILLING)
         for _ in range(4 * rows):
             if len(self.scheduler.roster.decoding) == rows:
                 return
@@ -104,7 +113,7 @@ class Crowd:
         """One comes, one leaves, and a step is planned and done; CPU seconds of the scheduler."""
         running = self.scheduler.roster.running
         leaving = next(iter(running.values()), None)
-        submission = self._shape.submission(next(self._numbers), self._clock.now())
+        submission = submission_of(self._shape, next(self._numbers))
         started = time.thread_time()
         self.scheduler.submit(submission, self._clock.now())
         if leaving is not None:
@@ -114,7 +123,7 @@ class Crowd:
         return came + self._compute()
 
     def _submit(self, shape: Shape) -> None:
-        self.scheduler.submit(shape.submission(next(self._numbers), self._clock.now()), 0.0)
+        self.scheduler.submit(submission_of(shape, next(self._numbers)), self._clock.now())
 
     def _compute(self) -> float:
         """One step in which every row samples token 0; CPU seconds without launching it."""

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from app.model_files import ensure_default_model
-from loadtest import allocation_bench
+from loadtest import allocation_bench, queue_bench
 from loadtest.accuracy import CHUNK, CONTEXT, DOMAINS, FORMATS, WINDOWS, measure_accuracy
 from loadtest.allocation_bench import POOL_TOKENS, PROFILE, Usage, compare, demands
 from loadtest.cache_bench import (
@@ -27,6 +27,7 @@ from loadtest.cache_bench import (
 )
 from loadtest.host_bench import ROWS, Repeats, measure_host, probes_of
 from loadtest.machine import cpu, versions
+from loadtest.queue_bench import SHAPES, Added, built_in, growth, measure_queues
 
 
 @click.command()
@@ -82,8 +83,10 @@ def bench(
     """Measure what the engine's own work costs, without a model.
 
     Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend,
-    planning behind long queues, and the prefix cache, in CPU time; and in virtual time what paging
-    saves against reserving blocks. Needs no weights and takes some twenty seconds.
+    planning behind long queues, and the prefix cache, in CPU time; what waiting requests add to a
+    step under every policy, in one flow, in a flow each, and behind one prefix that nobody has
+    computed; and in virtual time what paging saves against reserving blocks. Needs no weights and
+    takes a minute or two.
 
     With --accuracy: the perplexity of two texts under the model, computed as prompts are served,
     with the KV cache in each format. Takes about a minute and a half on two cores.
@@ -110,16 +113,20 @@ def _host(
 ) -> tuple[dict[str, Any], list[Table]]:
     """The report, as JSON and as tables."""
     with _progress() as progress:
-        task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1) + 1)
+        policies = built_in()
+        crowds = len(policies) * len(SHAPES)
+        task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1) + 1 + crowds)
         figures = measure_host(Repeats(rounds, steps), waiting, lambda: progress.advance(task))
         figures["block_layer"] = measure_block_layer(
             prompts, rounds, lambda: progress.advance(task)
         )
         usages = compare(demands())
         progress.advance(task)
+        queues = measure_queues(policies, waiting, steps, lambda: progress.advance(task))
+    figures["queues"] = queue_bench.as_json(queues)
     figures["allocation"] = allocation_bench.report(usages)
     report = {**figures, "rounds": rounds, "steps": steps, "versions": versions(), "cpu": cpu()}
-    return report, [_host_table(report), _allocation_table(usages)]
+    return report, [_host_table(report), _queue_table(queues), _allocation_table(usages)]
 
 
 def _accuracy(model: Path | None) -> tuple[dict[str, Any], list[Table]]:
@@ -209,6 +216,26 @@ def _host_table(report: dict[str, Any]) -> Table:
     layer = report["block_layer"]
     table.add_row("block layer, requests a second", f"{layer['requests_per_s']:,.0f}", "")
     table.add_row("block layer, blocks a second", f"{layer['blocks_per_s']:,.0f}", "")
+    return table
+
+
+def _queue_table(queues: Mapping[str, Mapping[str, Mapping[int, Added]]]) -> Table:
+    """A row for each policy and shape of the crowd, a column for each number that waits."""
+    table = Table(
+        title=f"What waiting requests add to a step at {ROWS} rows, ms (goal: < 0.5)",
+        caption="CPU time with an arrival, an end and an admission in each step, less that of FCFS"
+        " with nobody else waiting",
+    )
+    table.add_column("policy")
+    table.add_column("they wait")
+    sizes = next(iter(next(iter(queues.values())).values()))
+    for size in sizes:
+        table.add_column(f"{size:,}", justify="right")
+    table.add_column("growth", justify="right")
+    for name, by_shape in queues.items():
+        for shape, by_size in by_shape.items():
+            cells = (f"{1e3 * added.median:.3f}" for added in by_size.values())
+            table.add_row(name, shape, *cells, f"{1e3 * growth(by_size):+.3f}")
     return table
 
 

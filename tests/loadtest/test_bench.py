@@ -6,11 +6,15 @@ import json
 
 import pytest
 from click.testing import CliRunner, Result
+from support.built_in import BUILT_IN
 
 from app.cli import main
+from engine.inbox import Submission
 from engine.outputs import Output, Stats
-from loadtest import host_bench
+from loadtest import host_bench, queue_bench
+from loadtest.crowd import Crowd, Shape, submission_of
 from loadtest.host_bench import ROWS, InstantBackend, Repeats, interleaved
+from policies.fcfs import FCFS
 
 QUICK = ("--rounds", "1", "--steps", "2", "--waiting", "1", "--waiting", "30")
 
@@ -30,6 +34,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "churn_rows_per_s",
         "waiting_ms",
         "block_layer",
+        "queues",
         "allocation",
         "rounds",
         "steps",
@@ -41,6 +46,13 @@ def test_json_has_the_keys_that_scripts_read() -> None:
     assert all(figure > 0 for figure in [*figures, *report["waiting_ms"].values()])
     assert set(report["versions"]) >= {"octavo", "python", "numpy"}
     assert report["cpu"]["cores"] >= 1
+    assert set(report["queues"]) == set(BUILT_IN)
+    for by_shape in report["queues"].values():
+        assert set(by_shape) == {"one flow", "a flow each", "one cold prefix"}
+        for figures in by_shape.values():
+            assert set(figures["added_ms"]) == set(figures["worst_ms"]) == {"1", "30"}
+            difference = figures["added_ms"]["30"] - figures["added_ms"]["1"]
+            assert figures["growth_ms"] == pytest.approx(difference)
     assert set(report["allocation"]) == {"paged", "reserve"}
     assert set(report["allocation"]["paged"]) >= {"running", "output_tok_s", "waste_fraction"}
 
@@ -53,6 +65,7 @@ def test_the_table_names_every_measurement_and_no_bar_is_drawn_off_a_terminal() 
         "hand-over",
         "rows a second",
         "schedule with 30 waiting",
+        "one cold prefix",
         "reserve",
     ):
         assert words in result.stdout
@@ -125,3 +138,27 @@ def test_the_instant_backend_samples_a_token_a_row() -> None:
     sampled = backend.collect(7)
     assert list(sampled.tokens) == [0, 0]
     assert list(sampled.logprobs) == [None, None]
+
+
+@pytest.mark.parametrize("shape", queue_bench.SHAPES, ids=lambda shape: shape.name)
+def test_a_crowd_waits_behind_full_rows_and_one_is_let_in_each_turn(shape: Shape) -> None:
+    crowd = Crowd(FCFS, shape, rows=4)
+    crowd.fill(50)
+    before = crowd.scheduler.counters.admitted
+    for _ in range(10):
+        assert crowd.turn() >= 0
+    stats = crowd.scheduler.stats(0.0)
+    assert (stats.running, stats.waiting) == (4, 50)
+    assert crowd.scheduler.counters.admitted == before + 10
+    crowd.scheduler.check()
+
+
+def test_shapes_differ_in_tenants_and_in_what_prompts_begin_with() -> None:
+    def crowd(shape: Shape) -> list[Submission]:
+        return [submission_of(shape, number) for number in range(10, 14)]
+
+    assert len({each.tenant for each in crowd(queue_bench.ONE_FLOW)}) == 1
+    assert len({each.tenant for each in crowd(queue_bench.MANY_FLOWS)}) == 4
+    assert len({each.prompt_keys[0] for each in crowd(queue_bench.ONE_FLOW)}) == 4
+    assert len({each.prompt_keys[0] for each in crowd(queue_bench.COMMON_PREFIX)}) == 1
+    assert len({each.prompt_keys[1] for each in crowd(queue_bench.COMMON_PREFIX)}) == 4
