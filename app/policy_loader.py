@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from app.explain import explain
 from app.problems import BadConfiguration, Problem, refuse, suggest
@@ -25,6 +25,8 @@ ENTRY_POINTS: Final = "octavo.policies"
 _BUILT_IN: Final = "policies."
 _POLICY: Final = "scheduler.policy"
 _PARAMS: Final = "scheduler.params"
+_FAILURES: Final = (Exception, SystemExit)
+"""What somebody's code may raise when it is imported, looked at or called: no reason to end."""
 
 
 def load_policy(scheduler: SchedulerConfig, services: Services) -> Policy:
@@ -35,13 +37,17 @@ def load_policy(scheduler: SchedulerConfig, services: Services) -> Policy:
     """
     policy, params = check_policy(scheduler)
     try:
-        return policy(services=services, **params)
+        made: object = policy(services=services, **params)
     except ValueError as error:
-        message = f"policy {scheduler.policy} refuses them: {error or type(error).__name__}"
+        message = f"policy {scheduler.policy} refuses them: {_words(error) or type(error).__name__}"
         raise BadConfiguration(Problem(_PARAMS, message)) from error
-    except Exception as error:  # it is somebody's code: whatever it raises, it is not a crash here
-        message = f"{scheduler.policy} cannot be made: {type(error).__name__}: {error}"
+    except _FAILURES as error:
+        message = f"{scheduler.policy} cannot be made: {type(error).__name__}: {_words(error)}"
         raise BadConfiguration(Problem(_POLICY, message)) from error
+    if not isinstance(made, Policy):
+        message = f"{scheduler.policy} made something else than a policy: {type(made).__name__}"
+        raise BadConfiguration(Problem(_POLICY, message))
+    return made
 
 
 def try_policy(scheduler: SchedulerConfig) -> None:
@@ -71,6 +77,8 @@ def check_policy(scheduler: SchedulerConfig) -> tuple[type[Policy], dict[str, An
             params[name] = _typed(value, annotations[name])
         except ValidationError as error:
             problems += [Problem(key, explain(detail)) for detail in error.errors()]
+        except PydanticSerializationError:
+            problems.append(Problem(key, "nested too deeply"))
         except PydanticUserError:
             problems.append(Problem(key, f"YAML has no values of type {annotations[name]}"))
     problems += [
@@ -122,8 +130,8 @@ def _import(target: str) -> object:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a plug-in may fail to import in any way
-        reason = f"{type(error).__name__}: {error}"
+    except _FAILURES as error:
+        reason = f"{type(error).__name__}: {_words(error)}"
         message = f"cannot import {module_name} ({reason}); is its folder on PYTHONPATH?"
         raise BadConfiguration(Problem(_POLICY, message)) from error
     try:
@@ -132,6 +140,9 @@ def _import(target: str) -> object:
         hint = suggest(attribute, _policies_in(module), f"policies in {module_name}")
         message = f"{module_name} has no {attribute}; {hint}"
         raise BadConfiguration(Problem(_POLICY, message)) from None
+    except _FAILURES as error:  # a module may have a __getattr__ of its own
+        message = f"cannot find {target} ({type(error).__name__}: {_words(error)})"
+        raise BadConfiguration(Problem(_POLICY, message)) from error
 
 
 def _policies_in(module: ModuleType) -> list[str]:
@@ -168,8 +179,8 @@ def _hints(init: Callable[..., object]) -> dict[str, Any]:
     """Resolved annotations; Services is known even where it was imported for checking only."""
     try:
         return typing.get_type_hints(init, localns={"Services": Services}, include_extras=True)
-    except NameError as error:
-        message = f"cannot resolve the annotations of {init.__qualname__}: {error}"
+    except _FAILURES as error:
+        message = f"cannot resolve the annotations of {init.__qualname__}: {_words(error)}"
         raise BadConfiguration(Problem(_POLICY, message)) from error
 
 
@@ -180,3 +191,11 @@ def _typed(value: object, annotation: Any) -> Any:
     """
     text = to_json(value, inf_nan_mode="constants")
     return TypeAdapter(annotation).validate_json(text, strict=True)
+
+
+def _words(error: BaseException) -> str:
+    """What somebody's exception says; nothing if it cannot even be asked."""
+    try:
+        return str(error)
+    except _FAILURES:
+        return ""

@@ -12,7 +12,7 @@ from app.config.checks import impossible, strangers, type_problems
 from app.config.keys import fields, subsection
 from app.config.layers import Layer
 from app.config.schema import Config
-from app.policy_loader import check_policy, find_policy
+from app.policy_loader import check_policy, default_params, find_policy
 from app.problems import BadConfiguration, Problem, nearest, refuse
 
 FILE_VARIABLE: Final = "OCTAVO_CONFIG"
@@ -150,7 +150,7 @@ def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
             yield replace(problem, where=layer.origin(tuple(problem.key.split("."))))
     for name in config.scheduler.allowed or ():
         try:
-            find_policy(name)
+            default_params(find_policy(name))
         except BadConfiguration as error:
             where = layer.origin(("scheduler", "allowed"))
             for problem in error.problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,45 @@ def test_what_the_constructor_refuses_is_a_configuration_error() -> None:
         " window must not be negative, got -1"
     )
     assert refusal(f"{SAMPLES}:Sample", window=-1) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("Exiting", f"scheduler.policy: {SAMPLES}:Exiting cannot be made: SystemExit: 3"),
+        ("Unspeakable", f"scheduler.policy: {SAMPLES}:Unspeakable cannot be made: _Mute"),
+        (
+            "Impostor",
+            f"scheduler.policy: {SAMPLES}:Impostor made something else than a policy",
+        ),
+        ("Unannotated", "scheduler.policy: cannot resolve the annotations of Unannotated.__init__"),
+    ],
+)
+def test_whatever_a_plug_in_does_is_a_configuration_error(policy: str, expected: str) -> None:
+    assert refusal(f"{SAMPLES}:{policy}").startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import sys; sys.exit(3)", "cannot import odd_plug_in (SystemExit: 3)"),
+        ("class E(Exception): __str__ = None\nraise E", "cannot import odd_plug_in (E: )"),
+        ("def __getattr__(name): raise OSError('no')", "cannot find odd_plug_in:X (OSError: no)"),
+    ],
+)
+def test_whatever_its_module_does_is_one_too(text, expected, tmp_path, monkeypatch) -> None:
+    (tmp_path / "odd_plug_in.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_plug_in", raising=False)
+    assert refusal("odd_plug_in:X").startswith(f"scheduler.policy: {expected}")
+
+
+@pytest.mark.parametrize("depth", [100, 250, 900])
+def test_a_value_that_is_nested_too_deeply_is_named(depth: int) -> None:
+    value: object = 1
+    for _ in range(depth):
+        value = {"a": value}
+    assert refusal(f"{SAMPLES}:Sample", weights=value).startswith("scheduler.params.weights")
 
 
 def test_checking_makes_no_policy() -> None:

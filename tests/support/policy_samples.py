@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from policies.base import Policy, Services
@@ -54,6 +55,46 @@ class Unmakeable(Policy):
 
     def __init__(self, *, services: Services) -> None:
         super().__init__(services)  # type: ignore[misc]
+
+
+class Unannotated(Policy):
+    """An annotation that fails when it is read."""
+
+    def __init__(self, *, services: Services, other: 1 / 0 = 0) -> None:
+        super().__init__(services=services)
+
+
+class Vast(Policy):
+    """A default that is no JSON, and one that is beyond 64 bits."""
+
+    def __init__(self, *, services: Services, wait_s: float = math.inf, most: int = 2**70) -> None:
+        super().__init__(services=services)
+
+
+class Exiting(Policy):
+    """Wants to end the process."""
+
+    def __init__(self, *, services: Services) -> None:
+        raise SystemExit(3)
+
+
+class Unspeakable(Policy):
+    """Fails with an exception that cannot say why."""
+
+    def __init__(self, *, services: Services) -> None:
+        raise _Mute
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("planted")
+
+
+class Impostor(Policy):
+    """Makes something else."""
+
+    def __new__(cls, **_: object) -> Any:
+        return 7
 
 
 class NotAPolicy:
