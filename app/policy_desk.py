@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
 from app.bridge import Bridge
 from app.config.schema import SchedulerConfig
-from app.policy_loader import allowed_policies, load_policy
+from app.policy_loader import allowed_policies, default_params, find_policy, load_policy
 from app.problems import BadConfiguration, Problem, suggest
 from engine.limits import ClassLimits
 from engine.outputs import Handover
 from policies.base import Policy, Services
 
 log = structlog.stdlib.get_logger("octavo.audit")
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class PolicyDesk:
         """
         return self._current
 
+    async def choices(self) -> dict[str, dict[str, Any]]:
+        """The names that may be asked for, each with the parameters it takes and their defaults."""
+        return await self._off_loop(_choices, self._current)
+
     async def ask_for(self, name: str, params: Mapping[str, Any], by: str) -> Swap:
         """Put a policy in charge that somebody asks for over HTTP.
 
@@ -67,7 +74,7 @@ class PolicyDesk:
         NotReady if the engine does not do it.
         """
         wanted = self._current.model_copy(update={"policy": name, "params": dict(params)})
-        allowed = allowed_policies(self._current)
+        allowed = await self._off_loop(allowed_policies, self._current)
         if name not in allowed:
             hint = suggest(name, allowed, "policies that are allowed")
             problem = Problem("scheduler.policy", f"{name} is not in scheduler.allowed; {hint}")
@@ -98,13 +105,21 @@ class PolicyDesk:
         self._current = self._current.model_copy(update={"allowed": scheduler.allowed})
 
     async def _make(self, wanted: SchedulerConfig, by: str) -> Policy:
-        """A plug-in may take its time to be imported and made: not on the event loop."""
-        make = partial(load_policy, wanted, self._make_services())
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, make)
+            return await self._off_loop(load_policy, wanted, self._make_services())
         except BadConfiguration as error:
             self._refused(wanted, by, *error.problems)
             raise
+
+    async def _off_loop(
+        self,
+        work: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """Entry points are read from disk, and a plug-in may take its time to be imported."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
 
     def _done(self, new: SchedulerConfig, by: str, handover: Handover) -> None:
         old, self._current = self._current, new
@@ -122,3 +137,7 @@ class PolicyDesk:
     def _refused(self, wanted: SchedulerConfig, by: str, *problems: Problem) -> None:
         why = [str(problem) for problem in problems]
         log.warning("policy swap refused", by=by, policy=wanted.policy, why=why)
+
+
+def _choices(scheduler: SchedulerConfig) -> dict[str, dict[str, Any]]:
+    return {name: default_params(find_policy(name)) for name in allowed_policies(scheduler)}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.body import read_body
 from app.config.schema import SchedulerConfig
 from app.errors import ApiError, invalid
-from app.policy_loader import allowed_policies, default_params, find_policy
 from app.problems import BadConfiguration
 from app.record import record_of
 from app.schemas.parsing import parse
@@ -23,18 +22,15 @@ async def get_policy(service: Service, request: Request) -> Response:
     """The policy in charge, whether the guard has put FCFS in its place, and which others may be
     asked for, with the parameters that they take and their defaults."""
     seen = await service.bridge.explain(None, 0)
-    scheduler = service.policies.current
+    choices = await service.policies.choices()
     return _json(
         {
-            **_named(scheduler),
+            **_named(service.policies.current),
             "fallen_back": seen.fallen_back,
             "last_fault": seen.last_fault or None,
             "faults": seen.stats.policy_faults,
             "forced_admissions": seen.stats.forced_admissions,
-            "allowed": [
-                {"policy": name, "params": default_params(find_policy(name))}
-                for name in allowed_policies(scheduler)
-            ],
+            "allowed": [{"policy": name, "params": params} for name, params in choices.items()],
         }
     )
 
@@ -76,4 +72,6 @@ def _bad(error: BadConfiguration) -> ApiError:
 
 
 def _json(document: Any) -> Response:
-    return Response(orjson.dumps(document, default=repr), media_type="application/json")
+    """Parameters may be anything: numbers beyond 64 bits, and defaults that JSON does not have."""
+    body = to_json(document, inf_nan_mode="null", fallback=repr)
+    return Response(body, media_type="application/json")

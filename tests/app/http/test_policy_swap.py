@@ -10,7 +10,7 @@ import pytest
 import structlog
 from support.serving import COMPLETIONS, serving, until
 
-from app import bridge
+from app import bridge, policy_desk
 from policies.base import Policy
 
 KEY = "k"
@@ -86,6 +86,7 @@ async def test_streams_in_flight_go_on_as_if_nothing_had_happened() -> None:
         ({"policy": "fcfs", "params": {"backfill": -1}}, "params", "refuses them"),
         ({"policy": "fcfs", "parms": {}}, "parms", "Unknown parameter"),
         ({"policy": 1}, "policy", "string"),
+        ({"policy": "fcfs", "params": dict.fromkeys(map(str, range(999)))}, "params", "at most"),
         ({"policy": "fcfs", "params": []}, "params", "object"),
         ({}, "policy", "required"),
         ([], None, "object"),
@@ -102,6 +103,41 @@ async def test_what_cannot_be_is_a_400_that_names_the_field_and_changes_nothing(
     assert not error["message"].endswith("?.")
     assert house.scheduler.guard.policy is before
     assert (await in_charge(house))["policy"] == "fcfs"
+
+
+async def test_numbers_that_json_readers_rarely_see_are_told_all_the_same() -> None:
+    scheduler = {
+        "policy": "static-batch",
+        "params": {"size": 2**70},
+        "allowed": [f"{SAMPLES}:Vast"],
+    }
+    async with serving(admin_key=KEY, config={"scheduler": scheduler}) as house:
+        seen = await in_charge(house)
+        assert seen["params"] == {"size": 2**70}
+        assert seen["allowed"][0]["params"] == {"wait_s": None, "most": 2**70}
+        assert (await swap(house, f"{SAMPLES}:Vast")).json()["old"]["params"] == {"size": 2**70}
+
+
+async def test_plug_ins_are_looked_for_off_the_event_loop(house, monkeypatch) -> None:
+    threads = set()
+
+    def look(scheduler):
+        threads.add(threading.current_thread())
+        return ["fcfs"]
+
+    monkeypatch.setattr(policy_desk, "allowed_policies", look)
+    await in_charge(house)
+    assert (await swap(house, "fcfs")).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_plug_in_that_wants_to_end_the_process_ends_nothing() -> None:
+    config = {"scheduler": {"allowed": [f"{SAMPLES}:Exiting"]}}
+    async with serving(admin_key=KEY, config=config) as house:
+        reply = await swap(house, f"{SAMPLES}:Exiting")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "policy")
+        await house.probe()
 
 
 async def test_only_what_the_configuration_allows_can_be_asked_for() -> None:
