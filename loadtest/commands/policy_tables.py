@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from loadtest.policy_tables import EXPERIMENTS, Experiment, Row, markdown
-from loadtest.traces import Arrival, read_arrivals
+from loadtest.traces import Arrival, TraceError, read_arrivals
 
 
 @click.command("policy-tables")
@@ -34,7 +34,14 @@ from loadtest.traces import Arrival, read_arrivals
 def policy_tables(traces: Path, only: tuple[str, ...], requests: int, as_json: bool) -> None:
     """Run the comparisons of the documentation: each policy where it matters.
 
-    DIR holds the traces, under the names that they were published with here. Takes a few minutes.
+    DIR holds the traces, plain or gzipped, under these names. Takes a few minutes.
+
+    \b
+      azure2023_conv_first40min.csv.gz  github.com/Azure/AzurePublicDataset: the first
+                                        rows of AzureLLMInferenceTrace_conv.csv
+      vtc_arena_10min.csv.gz            github.com/Ying1123/VTC-artifact: its requests
+                                        of the Chatbot Arena over 600 s, as tenant CSV
+                                        (octavo sim --help says which columns)
 
     \b
     Examples:
@@ -42,6 +49,12 @@ def policy_tables(traces: Path, only: tuple[str, ...], requests: int, as_json: b
       octavo policy-tables traces/arrivals --only slo --requests 1000 --json
     """
     chosen = only or tuple(EXPERIMENTS)
+    files = {traces / EXPERIMENTS[name].trace for name in chosen}
+    if missing := sorted(file.name for file in files if not file.is_file()):
+        words = (
+            f"{' and '.join(missing)} must be there; octavo policy-tables --help says what that is"
+        )
+        raise TraceError(f"{traces}: {words}")
     read = {name: read_arrivals(traces / EXPERIMENTS[name].trace)[:requests] for name in chosen}
     answers = {name: _run(EXPERIMENTS[name], read[name]) for name in chosen}
     if as_json:
