@@ -101,6 +101,7 @@ def main() -> None:
 
     \b
     Examples:
-      octavo serve
-      octavo check-config --set scheduler.policy=fcfs
+      octavo serve --set scheduler.policy=fair-share
+      octavo capacity --preset llama-3.1-8b --gpu h200
+      octavo sim --policy fair-share --trace arrivals.csv
     """

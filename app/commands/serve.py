@@ -28,6 +28,7 @@ def serve(loaded: LoadedConfig) -> None:
       octavo serve
       octavo serve --config config.yaml --set server.port=9000
       octavo serve --set engine.backend=simulated
+      octavo serve --set scheduler.policy=slo --set scheduler.params.late=reject
     """
     config = loaded.config
     configure_logs(config.log.level, config.log.format)
