@@ -172,7 +172,11 @@ def _gauges(stats: Stats) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         "octavo_requests_waiting", "Requests that wait for admission", value=stats.waiting
     )
-    blocks = GaugeMetricFamily("octavo_kv_blocks", "KV blocks of 16 tokens", labels=("state",))
+    blocks = GaugeMetricFamily(
+        "octavo_kv_blocks",
+        "KV blocks of 16 tokens; free ones include those that are cached",
+        labels=("state",),
+    )
     blocks.add_metric(("free",), stats.blocks_free)
     blocks.add_metric(("cached",), stats.blocks_cached)
     blocks.add_metric(("total",), stats.blocks_total)
