@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.models.config import ModelConfig
+from engine.models.products import embed, multiply
 from engine.models.rope import RopeTable, rotate
 from engine.models.weights import LayerWeights, Weights
 
@@ -68,16 +69,16 @@ def forward(
     """Compute a step: writes K and V of its tokens, returns logits [len(logit_rows), vocab]."""
     cos = rope.cos[inputs.positions].unsqueeze(1)  # [n, 1, head_dim / 2]
     sin = rope.sin[inputs.positions].unsqueeze(1)
-    x = functional.embedding(inputs.tokens, weights.embedding)
+    x = embed(inputs.tokens, weights.embedding)
     for layer, kv, window in zip(weights.layers, cache, config.layer_windows, strict=True):
         q, k, v = _project(_norm(x, layer.attn_norm, config), layer, config)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kv.write(inputs.slots, k, v)
         seen = attention(q, kv, window).flatten(1)
-        x = x + functional.linear(seen, layer.attn_out, layer.attn_out_bias)
+        x = x + multiply(seen, layer.attn_out, layer.attn_out_bias)
         x = x + _mlp(_norm(x, layer.ffn_norm, config), layer)
     last = _norm(x[inputs.logit_rows], weights.norm, config)
-    return functional.linear(last, weights.head)
+    return multiply(last, weights.head)
 
 
 def _norm(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
@@ -87,7 +88,7 @@ def _norm(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
 
 def _project(h: Tensor, layer: LayerWeights, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim]."""
-    heads = functional.linear(h, layer.qkv, layer.qkv_bias).view(len(h), -1, config.head_dim)
+    heads = multiply(h, layer.qkv, layer.qkv_bias).view(len(h), -1, config.head_dim)
     q, k, v = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = _norm(q, layer.q_norm, config), _norm(k, layer.k_norm, config)
@@ -95,5 +96,5 @@ def _project(h: Tensor, layer: LayerWeights, config: ModelConfig) -> tuple[Tenso
 
 
 def _mlp(h: Tensor, layer: LayerWeights) -> Tensor:
-    gate, up = functional.linear(h, layer.gate_up).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate) * up, layer.down)
+    gate, up = multiply(h, layer.gate_up).chunk(2, dim=-1)
+    return multiply(functional.silu(gate) * up, layer.down)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
+from engine.models.products import Embedding, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +21,25 @@ class LayerWeights:
     """
 
     attn_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
     qkv_bias: Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    attn_out: Tensor  # [hidden, heads * head_dim]
+    attn_out: Matrix  # [hidden, heads * head_dim]
     attn_out_bias: Tensor | None  # [hidden]
     ffn_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * ffn, hidden]
-    down: Tensor  # [hidden, ffn]
+    gate_up: Matrix  # [2 * ffn, hidden]
+    down: Matrix  # [hidden, ffn]
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A whole model. A tied head is the embedding itself, held once."""
 
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Embedding  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]
+    head: Matrix  # [vocab, hidden]
 
 
 def assemble(config: ModelConfig, load: Callable[[str], Tensor]) -> Weights:
