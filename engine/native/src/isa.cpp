@@ -1,0 +1,65 @@
+// Compiled once for each instruction set, with OCTAVO_ISA as the namespace.
+#include "step.h"
+
+#include <omp.h>
+
+namespace OCTAVO_ISA {
+
+template <class KV>
+static void compute(const OctavoModel& model, const OctavoCache& cache, const OctavoStep& step,
+                    Workspace& workspace) {
+  Step<KV> work(model, cache, step, workspace);
+  work.plan();
+#pragma omp parallel num_threads(step.threads)
+  work.run(omp_get_thread_num());
+}
+
+void* workspace_new() { return new Workspace(); }
+void workspace_free(void* workspace) { delete (Workspace*)workspace; }
+OctavoTimes workspace_times(void* workspace) { return ((Workspace*)workspace)->times; }
+
+void step(void* workspace, const OctavoModel& model, const OctavoCache& cache,
+          const OctavoStep& step) {
+  Workspace& w = *(Workspace*)workspace;
+  switch (cache.dtype) {
+    case OCTAVO_F32: compute<Float32>(model, cache, step, w); break;
+    case OCTAVO_BF16: compute<BFloat16>(model, cache, step, w); break;
+    default: compute<Int8>(model, cache, step, w); break;
+  }
+}
+
+template <class KV>
+static void attend(const OctavoModel& model, const OctavoCache& cache, const OctavoStep& step,
+                   Workspace& workspace, int layer, const float* queries, float* out) {
+  Step<KV> work(model, cache, step, workspace);
+  work.plan();
+#pragma omp parallel num_threads(step.threads)
+  work.attend(layer, queries, out, omp_get_thread_num());
+}
+
+void attention(void* workspace, const OctavoModel& model, const OctavoCache& cache,
+               const OctavoStep& step, int layer, const float* queries, float* out) {
+  Workspace& w = *(Workspace*)workspace;
+  switch (cache.dtype) {
+    case OCTAVO_F32: attend<Float32>(model, cache, step, w, layer, queries, out); break;
+    case OCTAVO_BF16: attend<BFloat16>(model, cache, step, w, layer, queries, out); break;
+    default: attend<Int8>(model, cache, step, w, layer, queries, out); break;
+  }
+}
+
+// x [rows, inputs] int8 times a matrix, sums as integers [rows, outputs]: to check exactness.
+void dots(const OctavoMatrix& m, const int8_t* x, int rows, int32_t* out) {
+  std::vector<float> scales(rows, 1.0f);
+  for (int r = 0; r < rows; ++r)
+    for (int p = 0; p < m.outputs / LANES; ++p) {
+      i32x16 acc[1][1];
+      dot_tile<1, 1>(m.weights + (int64_t)p * m.inputs * LANES, 0, x + (int64_t)r * m.inputs,
+                     m.inputs, m.inputs / 4, acc);
+      int32_t total = 0;
+      for (int i = 0; i < m.inputs; ++i) total += x[(int64_t)r * m.inputs + i];
+      i32x16 exact = acc[0][0] - 128 * total;
+      store(out + (int64_t)r * m.outputs + p * LANES, exact);
+    }
+}
+
+}  // namespace OCTAVO_ISA

@@ -1,0 +1,126 @@
+// Sixteen floats or integers at once. The compiler splits them where registers are narrower.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+// Before loops over registers: one that stays a loop keeps what it indexes in memory.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+
+namespace OCTAVO_ISA {
+
+constexpr int LANES = 16;
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+
+template <class T>
+static inline T load(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <class T>
+static inline void store(void* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+static inline f32x16 splat(float x) { return f32x16{} + x; }
+
+static inline f32x16 as_float(i32x16 bits) { return load<f32x16>(&bits); }
+static inline i32x16 as_bits(f32x16 x) { return load<i32x16>(&x); }
+
+static inline f32x16 largest(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+static inline f32x16 absolute(f32x16 x) { return as_float(as_bits(x) & 0x7fffffff); }
+
+// Sum and maximum over the lanes, always in the same order.
+static inline float sum(f32x16 x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+static inline float maximum(f32x16 x) {
+  float lanes[LANES];
+  store(lanes, x);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
+// The nearest integer, ties to even, of |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits.
+static inline i32x16 nearest(f32x16 x) { return as_bits(x + 12582912.0f) - 0x4b400000; }
+
+// 2^x, relative error below 2e-7; 0 below -126 (and for -inf).
+static inline f32x16 exp2(f32x16 x) {
+  i32x16 gone = x < -126.0f;
+  f32x16 bounded = gone ? splat(0.0f) : x;
+  i32x16 whole = nearest(bounded);
+  f32x16 f = bounded - __builtin_convertvector(whole, f32x16);
+  f32x16 p = splat(1.535336188319500e-4f);
+  p = p * f + 1.339887440266574e-3f;
+  p = p * f + 9.618437357674640e-3f;
+  p = p * f + 5.550332471162809e-2f;
+  p = p * f + 2.402264791363012e-1f;
+  p = p * f + 6.931472028550421e-1f;
+  p = p * f + 1.0f;
+  f32x16 scale = as_float((whole + 127) << 23);
+  return gone ? splat(0.0f) : p * scale;
+}
+
+static inline f32x16 exponential(f32x16 x) { return exp2(x * 1.44269504088896341f); }
+
+// Loads of the first `count` of sixteen floats, the others 0.
+static inline f32x16 load_some(const float* from, int count) {
+  float lanes[LANES] = {};
+  std::memcpy(lanes, from, sizeof(float) * count);
+  return load<f32x16>(lanes);
+}
+
+// How elements of the KV cache are read: always as floats.
+struct Float32 {
+  typedef float Element;
+  static constexpr bool scaled = false;
+  static inline f32x16 read(const Element* from) { return load<f32x16>(from); }
+};
+
+struct BFloat16 {
+  typedef uint16_t Element;
+  static constexpr bool scaled = false;
+  static inline f32x16 read(const Element* from) {
+    u32x16 bits = __builtin_convertvector(load<u16x16>(from), u32x16) << 16;
+    return load<f32x16>(&bits);
+  }
+};
+
+struct Int8 {
+  typedef int8_t Element;
+  static constexpr bool scaled = true;
+  static inline f32x16 read(const Element* from) {
+#if defined(__AVX512F__)
+    __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+    return (f32x16)_mm512_cvtepi32_ps(wide);
+#else
+    return __builtin_convertvector(__builtin_convertvector(load<i8x16>(from), i32x16), f32x16);
+#endif
+  }
+};
+
+// A float as bfloat16, to the nearest, ties to even.
+static inline uint16_t bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+}  // namespace OCTAVO_ISA
