@@ -30,13 +30,14 @@ from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
 from app.tenancy import Tenancy, class_limits
+from app.text.calibration import calibration_tokens
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
-from app.text.tokenizer import ByteTokenizer
+from app.text.tokenizer import ByteTokenizer, Tokenizer
 from engine.allocation import ALLOCATIONS
 from engine.backends import LoadedModel, load_on_cpu
 from engine.backends.base import Backend
-from engine.backends.memory import AUTO_KV_DTYPE, auto_kv_bytes
+from engine.backends.memory import auto_kv_bytes, auto_kv_dtype
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
@@ -76,7 +77,7 @@ def compose(config: Config, console: Console) -> House:
     simulated = _simulated_cost(config)
     cost = FittedCost(simulated) if path is None else FittedCost()
     policy = load_policy(config.scheduler, _services(cost))
-    model = _load_model(config, path, simulated)
+    model = _load_model(config, path, tokenizer, simulated)
     max_model_len = _max_model_len(config, model)
     bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
@@ -120,7 +121,9 @@ def _model_path(config: Config, console: Console) -> Path | None:
     return ensure_default_model(Path(config.model.directory), console=console)
 
 
-def _load_model(config: Config, path: Path | None, cost: LinearCost) -> LoadedModel:
+def _load_model(
+    config: Config, path: Path | None, tokenizer: Tokenizer, cost: LinearCost
+) -> LoadedModel:
     engine = config.engine
     if engine.backend == "simulated" or path is None:
         wait = time.sleep if engine.simulated.real_time else _no_wait
@@ -135,6 +138,9 @@ def _load_model(config: Config, path: Path | None, cost: LinearCost) -> LoadedMo
     with _naming_the_key("model.path"):
         return load_on_cpu(
             path,
+            dtype=config.model.dtype,
+            calibration=calibration_tokens(tokenizer) if config.model.dtype == "int8" else (),
+            folder=Path(config.model.directory),
             kv_memory_bytes=_kv_memory(config),
             kv_dtype=_kv_dtype(config),
             offload_memory_bytes=engine.offload_memory if "offload" in engine.relief else 0,
@@ -151,7 +157,7 @@ def _kv_memory(config: Config) -> int:
 def _kv_dtype(config: Config) -> str:
     """The format of the KV cache."""
     wanted = config.engine.kv_dtype
-    return AUTO_KV_DTYPE if wanted == "auto" else wanted
+    return auto_kv_dtype(config.model.dtype) if wanted == "auto" else wanted
 
 
 @contextmanager

@@ -141,9 +141,11 @@ class ModelConfig(Section):
         default=None,
         description="most tokens of one request, prompt and answer; null: the model's own",
     )
-    dtype: Literal["float32"] = Field(default="float32", description="arithmetic of the weights")
+    dtype: Literal["int8", "float32"] = Field(
+        default="int8", description="weights and their products on a CPU: int8 or float32"
+    )
     directory: Name = Field(
-        default="models", description="folder in which downloaded models are kept"
+        default="models", description="folder of downloaded models and of int8 weights made once"
     )
 
     @property
@@ -189,7 +191,7 @@ class EngineConfig(Section):
     )
     kv_dtype: KvDtypeName = Field(
         default="auto",
-        description="how it is kept: float32, bfloat16, int8; auto is float32",
+        description="how it is kept: float32, bfloat16, int8; auto is model.dtype",
     )
     relief: list[ReliefStep] = Field(
         default=["evict", "offload", "recompute"],

@@ -6,11 +6,11 @@ not compute with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import Backend
-from engine.backends.memory import AUTO_KV_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,27 @@ class LoadedModel:
 def load_on_cpu(
     path: Path,
     *,
+    dtype: str = "float32",
+    calibration: Sequence[int] = (),
+    folder: Path | None = None,
     kv_memory_bytes: int | None = None,
-    kv_dtype: str = AUTO_KV_DTYPE,
+    kv_dtype: str | None = None,
     offload_memory_bytes: int = 0,
     threads: int | None = None,
 ) -> LoadedModel:
-    """Load a model onto the CPU backend; see `engine.backends.cpu.create`."""
+    """Load a model onto the CPU backend; see `engine.backends.cpu.create`.
+
+    calibration: a short text as token ids, for dtype int8; folder: where int8 weights are kept.
+    """
     from engine.backends.cpu import create
+    from engine.backends.quantised_files import Calibration
     from engine.models.files import read_config
 
     config = read_config(path)
     backend = create(
         path,
+        dtype=dtype,
+        calibration=Calibration(calibration, folder),
         kv_memory_bytes=kv_memory_bytes,
         kv_dtype=kv_dtype,
         offload_memory_bytes=offload_memory_bytes,

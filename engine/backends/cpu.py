@@ -1,4 +1,4 @@
-"""The CPU backend: a decoder in float32 torch over a paged KV cache of any format."""
+"""The CPU backend: a decoder over a paged KV cache, and a sampler."""
 
 from __future__ import annotations
 
@@ -6,39 +6,45 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 
+import numpy as np
 import torch
 
-from engine.backends.attention import PagedAttention
-from engine.backends.kv_cache import KVCache
-from engine.backends.memory import AUTO_KV_DTYPE, auto_kv_bytes
+from engine.backends.kv_cache import BlockStore
+from engine.backends.memory import auto_kv_bytes, auto_kv_dtype
+from engine.backends.quantised_files import Calibration, quantised_weights
+from engine.backends.runners import Logits, ModelRunner, NativeRunner, TorchRunner
 from engine.backends.sampler import sample
 from engine.batch import BLOCK, Batch, Int32
 from engine.capacity import KV_DTYPES
 from engine.controls import Sampled, SampleRow
 from engine.errors import RowFault, TooLittleMemory
 from engine.models.config import ModelConfig
-from engine.models.decoder import Inputs, forward
 from engine.models.files import load_weights, read_config
-from engine.models.rope import rope_table
 from engine.models.weights import Weights
+from engine.native.available import native_library
 
 
 def create(
     path: str | PathLike[str],
     *,
+    dtype: str = "float32",
+    calibration: Calibration | None = None,
     kv_memory_bytes: int | None = None,
-    kv_dtype: str = AUTO_KV_DTYPE,
+    kv_dtype: str | None = None,
     offload_memory_bytes: int = 0,
     threads: int | None = None,
 ) -> CPUBackend:
     """Load the model at `path`, a GGUF file or a Hugging Face folder, and set up its KV cache.
 
-    kv_memory_bytes: None for `auto_kv_bytes()`. kv_dtype: a name in `kv_cache.FORMATS`.
-    offload_memory_bytes: for blocks that are put away; 0 for none. threads: of torch, for the whole
-    process; None leaves torch's choice. Raises ModelError for a model that cannot be served,
-    TooLittleMemory if one of the memories does not hold one block.
+    dtype: of weights and products, "float32" or "int8"; int8 needs `calibration` and takes the
+    native library where it was built. kv_memory_bytes: None for `auto_kv_bytes()`. kv_dtype: a name
+    in `kv_cache.FORMATS`; None for `auto_kv_dtype(dtype)`. offload_memory_bytes: for blocks that
+    are put away; 0 for none. threads: for the whole process; None leaves torch's choice. Raises
+    ModelError for a model that cannot be served, TooLittleMemory if one of the memories does not
+    hold one block.
     """
     config = read_config(path)
+    kv_dtype = kv_dtype or auto_kv_dtype(dtype)
     memory = auto_kv_bytes() if kv_memory_bytes is None else kv_memory_bytes
     block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
     if memory < block_bytes:
@@ -47,40 +53,44 @@ def create(
         raise TooLittleMemory("offload_memory", offload_memory_bytes, block_bytes, kv_dtype)
     if threads is not None:
         torch.set_num_threads(threads)
-    return CPUBackend(
-        load_weights(path, config),
-        config,
-        memory // block_bytes,
-        kv_dtype=kv_dtype,
-        host_blocks=offload_memory_bytes // block_bytes,
-    )
+    blocks, host_blocks = memory // block_bytes, offload_memory_bytes // block_bytes
+    if dtype == "float32":
+        return on_torch(load_weights(path, config), config, blocks, kv_dtype, host_blocks)
+    library = native_library(config)
+    weights = quantised_weights(path, config, calibration or Calibration(), native=bool(library))
+    if library is None:
+        return on_torch(weights, config, blocks, kv_dtype, host_blocks)
+    runner = NativeRunner(library, weights, config, blocks, kv_dtype, host_blocks, threads=threads)
+    return CPUBackend(runner)
+
+
+def on_torch(
+    weights: Weights,
+    config: ModelConfig,
+    total_blocks: int,
+    kv_dtype: str = "float32",
+    host_blocks: int = 0,
+) -> CPUBackend:
+    """A backend that computes in torch. kv_dtype: a name in `kv_cache.FORMATS`. host_blocks: room
+    for blocks that are put away."""
+    return CPUBackend(TorchRunner(weights, config, total_blocks, kv_dtype, host_blocks))
 
 
 class CPUBackend:
-    """Computes each batch while it is submitted (the Backend protocol at depth 0 and 1).
-
-    kv_dtype: a name in `kv_cache.FORMATS`. host_blocks: room for blocks that are put away.
-    """
+    """Computes each batch while it is submitted (the Backend protocol at depth 0 and 1)."""
 
     reads_arrays = True
 
-    def __init__(
-        self,
-        weights: Weights,
-        config: ModelConfig,
-        total_blocks: int,
-        *,
-        kv_dtype: str = AUTO_KV_DTYPE,
-        host_blocks: int = 0,
-    ) -> None:
-        self.cache = KVCache(config, total_blocks, kv_dtype, host_blocks)
-        self._weights = weights
-        self._config = config
-        self._rope = rope_table(config)
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
         self._tickets = 0
-        self._computed: dict[int, tuple[Batch, torch.Tensor]] = {}
+        self._computed: dict[int, tuple[Batch, Logits]] = {}
         self._sampled: dict[int, Sampled] = {}
         self._last_tokens: Sequence[int] = ()
+
+    @property
+    def cache(self) -> BlockStore:
+        return self.runner.cache
 
     @property
     def total_blocks(self) -> int:
@@ -96,14 +106,7 @@ class CPUBackend:
 
     def submit(self, batch: Batch) -> int:
         self.cache.move(batch)
-        logits = forward(
-            self._weights,
-            self._config,
-            self._rope,
-            self.cache.layers,
-            self._inputs(batch),
-            PagedAttention(batch),
-        )
+        logits = self.runner.run(batch, self._resolve(batch.token_ids))
         self._tickets += 1
         self._computed[self._tickets] = batch, logits
         return self._tickets
@@ -113,7 +116,7 @@ class CPUBackend:
         if len(rows) != len(batch.sample_rows):
             raise ValueError(f"{len(rows)} rows of controls for {len(batch.sample_rows)} rows")
         try:
-            result = sample(logits, self._caught_up(batch, rows))
+            result = sample(logits.values, self._caught_up(batch, rows), logits.best)
         except RowFault as fault:
             raise RowFault((int(batch.sample_rows[i]) for i in fault.rows), fault.reason) from None
         self._sampled[ticket] = result
@@ -123,25 +126,17 @@ class CPUBackend:
         return self._sampled.pop(ticket)
 
     def close(self) -> None:
-        self.cache = KVCache(self._config, 0)
+        self.runner.close()
         self._computed.clear()
         self._sampled.clear()
 
-    def _inputs(self, batch: Batch) -> Inputs:
-        return Inputs(
-            tokens=self._resolve(batch.token_ids),
-            positions=_index(batch.positions),
-            slots=_index(batch.slots),
-            logit_rows=_index(batch.logit_rows),
-        )
-
-    def _resolve(self, token_ids: Int32) -> torch.Tensor:
+    def _resolve(self, token_ids: Int32) -> Int32:
         """Token ids, with -1 - j replaced by what sample row j of the step before gave."""
-        tokens = _index(token_ids)
-        in_flight = tokens < 0
-        if in_flight.any():
-            last = torch.tensor(self._last_tokens, dtype=torch.int64)
-            tokens[in_flight] = last[-1 - tokens[in_flight]]
+        in_flight = token_ids < 0
+        if not in_flight.any():
+            return token_ids
+        tokens = token_ids.copy()
+        tokens[in_flight] = np.asarray(self._last_tokens, np.int32)[-1 - token_ids[in_flight]]
         return tokens
 
     def _caught_up(self, batch: Batch, rows: Sequence[SampleRow]) -> list[SampleRow]:
@@ -151,8 +146,3 @@ class CPUBackend:
             row if token >= 0 else replace(row, tokens=[*row.tokens, self._last_tokens[-1 - token]])
             for row, token in zip(rows, newest, strict=True)
         ]
-
-
-def _index(array: Int32) -> torch.Tensor:
-    """A copy in the integer type that torch indexes with."""
-    return torch.from_numpy(array).to(torch.int64)

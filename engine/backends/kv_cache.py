@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -110,34 +110,22 @@ class LayerKV:
         return self._form.read(self._keys, slots), self._form.read(self._values, slots)
 
 
-class KVCache:
-    """All blocks of a model, `blocks` for its layers to use and `host_blocks` to put them away.
+class BlockStore:
+    """Whole blocks, here and on the host, whatever they are made of.
 
-    kv_dtype: a name in FORMATS. keys, values: what is kept of them; `parts`: of both together.
-    move_seconds: how long a block takes to the host or back, about; 0 without host blocks.
+    room: makes the parts [layers, blocks, ...] that hold so many blocks. parts: those of the
+    `blocks` that layers use; `host_blocks` more are for putting blocks away. move_seconds: how long
+    a block takes to the host or back, about; 0 without host blocks.
     """
 
     def __init__(
-        self, config: ModelConfig, blocks: int, kv_dtype: str = "float32", host_blocks: int = 0
+        self, room: Callable[[int], Parts], blocks: int, host_blocks: int, block_bytes: int
     ) -> None:
-        self._form = FORMATS[kv_dtype]
-        self._shape = BLOCK, config.kv_heads, config.head_dim
-        self._depth = config.layers
-        self.block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
+        self.block_bytes = block_bytes
         self.blocks, self.host_blocks = blocks, host_blocks
-        self.keys, self.values = self._room(blocks), self._room(blocks)
-        self._host = self._room(host_blocks) + self._room(host_blocks)
-        self.layers = [
-            LayerKV(
-                self._form, *(tuple(part[i] for part in kept) for kept in (self.keys, self.values))
-            )
-            for i in range(config.layers)
-        ]
-        self.move_seconds = self._measured_move() if host_blocks else 0.0
-
-    @property
-    def parts(self) -> Parts:
-        return self.keys + self.values
+        self.parts = room(blocks)
+        self._host = room(host_blocks)
+        self.move_seconds = _measured_move(room, block_bytes) if host_blocks else 0.0
 
     def move(self, batch: Batch) -> None:
         """Do the block moves of a step: to the host, then from there, then copies."""
@@ -145,22 +133,47 @@ class KVCache:
         _move(self._host, self.parts, batch.restores)
         _move(self.parts, self.parts, batch.copies)
 
-    def _room(self, blocks: int) -> Parts:
-        return self._form.empty(self._depth, blocks, *self._shape)
 
-    def _measured_move(self) -> float:
-        """Move blocks that are nobody's: seconds a block, the median of a few rounds."""
-        count = max(1, min(PROBE_BLOCKS, PROBE_BYTES // self.block_bytes))
-        here, there = (self._room(count) + self._room(count) for _ in range(2))
-        for part in here:
-            part.zero_()
-        pairs = [(i, count - 1 - i) for i in range(count)]
-        seconds = []
-        for _ in range(4):
-            started = time.perf_counter()
-            _move(here, there, pairs)
-            seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds[1:]) / count  # the first round is given its memory
+class KVCache(BlockStore):
+    """The blocks of a model in a format of `FORMATS`, for the decoder to write and read.
+
+    kv_dtype: a name in FORMATS. keys, values: what is kept of them; `parts`: of both together.
+    """
+
+    def __init__(
+        self, config: ModelConfig, blocks: int, kv_dtype: str = "float32", host_blocks: int = 0
+    ) -> None:
+        form = FORMATS[kv_dtype]
+        shape = BLOCK, config.kv_heads, config.head_dim
+
+        def room(count: int) -> Parts:
+            return tuple(
+                part for _ in range(2) for part in form.empty(config.layers, count, *shape)
+            )
+
+        block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
+        super().__init__(room, blocks, host_blocks, block_bytes)
+        half = len(self.parts) // 2
+        self.keys, self.values = self.parts[:half], self.parts[half:]
+        self.layers = [
+            LayerKV(form, *(tuple(part[i] for part in kept) for kept in (self.keys, self.values)))
+            for i in range(config.layers)
+        ]
+
+
+def _measured_move(room: Callable[[int], Parts], block_bytes: int) -> float:
+    """Move blocks that are nobody's: seconds a block, the median of a few rounds."""
+    count = max(1, min(PROBE_BLOCKS, PROBE_BYTES // block_bytes))
+    here, there = room(count), room(count)
+    for part in here:
+        part.zero_()
+    pairs = [(i, count - 1 - i) for i in range(count)]
+    seconds = []
+    for _ in range(4):
+        started = time.perf_counter()
+        _move(here, there, pairs)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:]) / count  # the first round is given its memory
 
 
 def _move(sources: Parts, destinations: Parts, pairs: Pairs) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 MAX_AUTO_KV_BYTES = 2 << 30
 
-AUTO_KV_DTYPE = "float32"
-"""The format of the CPU backend's KV cache when nobody names one."""
+
+def auto_kv_dtype(dtype: str) -> str:
+    """The format of the CPU backend's KV cache when nobody names one, for weights of `dtype`."""
+    return dtype
 
 
 def auto_kv_bytes(root: Path = Path("/")) -> int:

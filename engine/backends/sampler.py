@@ -35,17 +35,26 @@ FIRST_LOOK = 1024
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
+def sample(
+    logits: Tensor, rows: Sequence[SampleRow], largest: npt.NDArray[np.int32] | None = None
+) -> Sampled:
     """Sample one token for each row of logits [rows, vocab]. The logits are not changed.
 
+    largest: the index of each row's largest logit, -1 in rows where NaN or infinity is; found here
+    if nobody knows it.
     Raises RowFault with indices into `rows` where logits are NaN or infinite, and where mask and
     controls forbid every token. The number of torch calls does not grow with the number of rows.
     """
     if not rows:
         return Sampled([], [])
     edited = _edit(logits, rows)
-    best, tokens = edited.max(dim=-1)
-    highest = best if edited is logits else logits.amax(dim=-1)  # NaN if any logit is
+    if largest is None:
+        best, tokens = edited.max(dim=-1)
+        highest = best if edited is logits else logits.amax(dim=-1)  # NaN if any logit is
+    else:
+        known = torch.from_numpy(largest).to(torch.int64)
+        highest = torch.where(known < 0, torch.nan, logits[range(len(rows)), known])
+        best, tokens = edited.max(dim=-1) if edited is not logits else (highest, known)
     _fault(highest.isfinite(), "the model computed NaN or infinite logits")
     _fault(best.isfinite(), "the sampling controls forbid every token")
     drawn = [i for i, row in enumerate(rows) if not _is_greedy(row.controls)]

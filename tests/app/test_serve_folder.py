@@ -18,6 +18,7 @@ from tests.app.test_serve import serving
 from tests.app.text.tiny_tokenizers import train, write_folder
 
 CPU = ["--set", "engine.backend=cpu", "--set", "engine.kv_memory=16MiB", "--set", "server.port=0"]
+FLOAT32 = ["--set", "model.dtype=float32"]
 NAME = "Tiny2.5-0.1B"
 
 
@@ -54,7 +55,7 @@ def continuation(model: Qwen2ForCausalLM, ids: list[int], count: int) -> list[in
 
 def test_a_folder_is_served_under_its_name(folder: Path, model: Qwen2ForCausalLM, tmp_path: Path):
     tokenizer = load_tokenizer(folder)
-    with serving(tmp_path, *CPU, "--set", f"model.path={folder}") as server:
+    with serving(tmp_path, *CPU, *FLOAT32, "--set", f"model.path={folder}") as server:
         url = server.ready()
         assert httpx2.get(url + "/v1/models").json()["data"][0]["id"] == NAME
         ids = httpx2.post(url + "/tokenize", json={"prompt": "The quick fox"}).json()["tokens"]

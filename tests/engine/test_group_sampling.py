@@ -17,7 +17,7 @@ import torch
 from support.engines import Harness
 from support.hashed import HashedBackend
 
-from engine.backends.cpu import CPUBackend
+from engine.backends.cpu import on_torch
 from engine.controls import RowControls, TokenLogprobs
 from engine.models.gguf import load_weights, read_config
 from engine.outputs import FinishReason
@@ -50,7 +50,7 @@ def engines(request: pytest.FixtureRequest, tiny: tuple) -> Engines:
 
     def make(blocks: int = BLOCKS, **options) -> Harness:
         real = request.param == "model"
-        backend = CPUBackend(*tiny, blocks) if real else HashedBackend(blocks)
+        backend = on_torch(*tiny, blocks) if real else HashedBackend(blocks)
         return Harness(blocks=blocks, backend=backend, budget=24, model_len=128, **options)
 
     return make

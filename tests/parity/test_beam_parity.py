@@ -18,7 +18,7 @@ import torch
 from support.engines import GREEDY, Harness
 from transformers import PreTrainedModel
 
-from engine.backends.cpu import CPUBackend
+from engine.backends.cpu import on_torch
 from engine.beam_search import BeamSearch
 from engine.controls import RowControls
 from engine.models.config import ModelConfig
@@ -95,7 +95,7 @@ def found(harness: Harness, asks: list[Ask]) -> list[list[list[int]]]:
 
 
 def engine(ours: tuple[Weights, ModelConfig], blocks: int = 200, **options: Any) -> Harness:
-    return Harness(backend=CPUBackend(*ours, blocks), blocks=blocks, model_len=128, **options)
+    return Harness(backend=on_torch(*ours, blocks), blocks=blocks, model_len=128, **options)
 
 
 def asks(controls: RowControls = GREEDY) -> list[Ask]:

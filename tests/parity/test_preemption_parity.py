@@ -8,7 +8,7 @@ import pytest
 from support.engines import Harness
 from support.float_parity import MODEL, Ask, Said, asks, differences, said
 
-from engine.backends.cpu import CPUBackend
+from engine.backends.cpu import on_torch
 from engine.models.config import ModelConfig
 from engine.models.weights import Weights
 
@@ -25,7 +25,7 @@ def serve(
     depth: int,
     host_blocks: int = 0,
 ) -> tuple[list[Said], Harness]:
-    backend = CPUBackend(*model, blocks, host_blocks=host_blocks)
+    backend = on_torch(*model, blocks, host_blocks=host_blocks)
     harness = Harness(backend=backend, blocks=blocks, budget=48, rows=8, depth=depth)
     requests = [harness.submit(ask.prompt, ask.max_tokens, ask.controls) for ask in wanted]
     harness.run()

@@ -9,7 +9,7 @@ from support.built_in import BUILT_IN
 from support.engines import Harness, services
 from support.float_parity import MODEL, asks, differences, said
 
-from engine.backends.cpu import CPUBackend
+from engine.backends.cpu import on_torch
 from engine.inbox import Reconfigure
 
 EVERY = 5
@@ -27,7 +27,7 @@ def test_300_steps_under_a_policy_that_changes_every_five(model, record_property
     wanted = asks(60, max_tokens=20, longest=90)
 
     def serve(blocks: int, rows: int, *, swaps: bool):
-        backend = CPUBackend(*model, blocks)
+        backend = on_torch(*model, blocks)
         harness = Harness(backend=backend, blocks=blocks, budget=32, rows=rows)
         policies = itertools.cycle(BUILT_IN.values())
         coming = iter(enumerate(wanted))

@@ -31,6 +31,12 @@ FOLDERS = {
     "tests": "Mirror the packages; what they share is in tests/support.",
 }
 
+SILENT = {
+    "app/text/calibration.txt": "The text itself.",
+    "engine/native/src": "The C++ of it, compiled once for each instruction set.",
+}
+"""What cannot say for itself what it is."""
+
 
 def files() -> list[str]:
     """Files under version control or about to be, as paths from the root."""
@@ -69,11 +75,16 @@ def _inside(paths: list[str]) -> list[str]:
 
 
 def _says(path: str) -> str:
-    """The first line of a module's or a package's docstring; what a data file is about."""
+    """The first line of a docstring or sentence of a C++ file; what a data file is about."""
+    if path in SILENT:
+        return SILENT[path]
     file = ROOT / path
     source = file / "__init__.py" if file.is_dir() else file
     if source.suffix == ".json":
         return str(json.loads(source.read_text()).get("about", ""))
+    if source.suffix in (".h", ".cpp"):
+        comment = source.read_text().split("\n#")[0].replace("\n//", "").removeprefix("// ")
+        return comment.partition(". ")[0].strip().rstrip(".") + "."
     if source.suffix != ".py":
         return ""
     docstring = ast.get_docstring(ast.parse(source.read_text())) or ""

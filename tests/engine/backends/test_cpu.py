@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.cpu import CPUBackend, create
+from engine.backends.cpu import CPUBackend, create, on_torch
 from engine.backends.kv_cache import FORMATS
 from engine.batch import BLOCK, Batch
 from engine.capacity import KV_DTYPES
@@ -41,7 +41,7 @@ def backend_of(model: tuple[Weights, ModelConfig]) -> Callable[[int], CPUBackend
     """Makes a backend of so many blocks, every slot of which is NaN until it is written."""
 
     def make(blocks: int) -> CPUBackend:
-        backend = CPUBackend(*model, blocks)
+        backend = on_torch(*model, blocks)
         poison(backend.cache.parts)
         return backend
 
@@ -151,7 +151,7 @@ def test_a_fault_names_rows_of_the_batch_and_not_of_the_samples(backend_of):
 @pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_blocks_that_were_put_away_and_brought_back_say_the_same(model, kv_dtype: str):
     def fresh() -> CPUBackend:
-        backend = CPUBackend(*model, 6, kv_dtype=kv_dtype, host_blocks=4)
+        backend = on_torch(*model, 6, kv_dtype=kv_dtype, host_blocks=4)
         poison(backend.cache.parts)
         return backend
 

@@ -13,7 +13,7 @@ import torch
 from support.engines import Harness
 
 from engine.allocation import PAGED, RESERVE, Allocation
-from engine.backends.cpu import CPUBackend
+from engine.backends.cpu import on_torch
 from engine.controls import RowControls
 from engine.models.gguf import load_weights, read_config
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
@@ -41,7 +41,7 @@ def texts(
     allocation: Allocation = PAGED,
 ) -> list[list[int]]:
     harness = Harness(
-        backend=CPUBackend(*model, blocks),
+        backend=on_torch(*model, blocks),
         blocks=blocks,
         budget=24,
         depth=depth,

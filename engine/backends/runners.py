@@ -1,0 +1,115 @@
+"""Who runs the model: from the arrays of a batch to logits, in torch or in the native library."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.backends.attention import PagedAttention
+from engine.backends.kv_cache import BlockStore, KVCache
+from engine.backends.native_cache import NativeKVCache
+from engine.batch import Batch, Int32
+from engine.models.config import ModelConfig
+from engine.models.decoder import Inputs, forward
+from engine.models.rope import rope_table
+from engine.models.weights import Weights
+from engine.native.model import NativeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a step computed: values [rows, vocab] float32, and the index of each row's largest.
+
+    best is None where nobody looked for it; -1 stands for a row with NaN or infinity at the top.
+    """
+
+    values: Tensor
+    best: npt.NDArray[np.int32] | None = None
+
+
+class ModelRunner(Protocol):
+    """Computes batches over its own KV cache."""
+
+    @property
+    def cache(self) -> BlockStore: ...
+
+    def run(self, batch: Batch, token_ids: Int32) -> Logits:
+        """The logits of the batch's `logit_rows`; token_ids: the batch's, none of them in flight.
+
+        Block moves have been done.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class TorchRunner:
+    """A decoder in torch, float32 or int8 weights, over a cache of any format."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        blocks: int,
+        kv_dtype: str = "float32",
+        host_blocks: int = 0,
+    ) -> None:
+        self.cache: KVCache = KVCache(config, blocks, kv_dtype, host_blocks)
+        self._weights = weights
+        self._config = config
+        self._rope = rope_table(config)
+
+    def run(self, batch: Batch, token_ids: Int32) -> Logits:
+        inputs = Inputs(
+            tokens=_index(token_ids),
+            positions=_index(batch.positions),
+            slots=_index(batch.slots),
+            logit_rows=_index(batch.logit_rows),
+        )
+        attention = PagedAttention(batch)
+        layers = self.cache.layers
+        return Logits(forward(self._weights, self._config, self._rope, layers, inputs, attention))
+
+    def close(self) -> None:
+        self.cache = KVCache(self._config, 0)
+
+
+class NativeRunner:
+    """int8 weights in the native library: a step is one call, without the GIL."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weights: Weights,
+        config: ModelConfig,
+        blocks: int,
+        kv_dtype: str = "int8",
+        host_blocks: int = 0,
+        *,
+        threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        self.cache: NativeKVCache = NativeKVCache(config, blocks, kv_dtype, host_blocks)
+        self.model = NativeModel(library, weights, config, rope_table(config), isa=isa)
+        self._config = config
+        self._threads = threads or torch.get_num_threads()
+
+    def run(self, batch: Batch, token_ids: Int32) -> Logits:
+        return Logits(*self.model.step(batch, token_ids, self.cache.struct, self._threads))
+
+    def close(self) -> None:
+        self.model.close()
+        self.cache = NativeKVCache(self._config, 0)
+
+
+def _index(array: Int32) -> Tensor:
+    """A copy in the integer type that torch indexes with."""
+    return torch.from_numpy(array).to(torch.int64)

@@ -1,0 +1,84 @@
+"""The native path gives the same logits to the last bit, whatever the batch and the threads."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.blocks import blocks_for
+from tests.engine.backends.batches import Work, make_batch
+from tests.engine.native.tiny import ISAS, native_model, poisoned, shaped
+
+CONFIG = shaped(6, 2, 32, context_length=1024)
+BLOCKS = 160
+
+
+@pytest.fixture(params=ISAS)
+def model(request):
+    made = native_model(CONFIG, request.param)
+    yield made
+    made.close()
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    lengths = [1, 2, 7, 16, 17, 40, 64, 65, 150, 300, 3, 31]
+    return [rng.integers(0, CONFIG.vocab, n).tolist() for n in lengths]
+
+
+def tables(seed: int) -> list[list[int]]:
+    ids = np.random.default_rng(seed).permutation(BLOCKS).tolist()
+    return [[ids.pop() for _ in range(blocks_for(len(p)))] for p in prompts()]
+
+
+def alone(model, kv_dtype: str) -> list[torch.Tensor]:
+    found = []
+    for prompt, table in zip(prompts(), tables(1), strict=True):
+        cache = poisoned(CONFIG, BLOCKS, kv_dtype)
+        batch = make_batch([Work(table, 0, prompt)])
+        found.append(model.step(batch, batch.token_ids, cache.struct, 1)[0][0])
+    return found
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_chunks_batches_and_threads_change_no_bit(model, kv_dtype, threads, chunk) -> None:
+    expected = alone(model, kv_dtype)
+    cache = poisoned(CONFIG, BLOCKS, kv_dtype)
+    order = np.random.default_rng(chunk).permutation(len(prompts())).tolist()
+    done = dict.fromkeys(order, 0)
+    said = {}
+    while done:
+        work = []
+        for i in done:
+            rest = prompts()[i][done[i] : done[i] + chunk]
+            work.append(Work(tables(2)[i], done[i], rest))
+        batch = make_batch(work)
+        logits, best = model.step(batch, batch.token_ids, cache.struct, threads)
+        assert logits.argmax(dim=1).tolist() == best.tolist()
+        for row, i in enumerate(list(done)):
+            done[i] += len(work[row].tokens)
+            if done[i] == len(prompts()[i]):
+                said[i] = logits[row]
+                del done[i]
+    for i, logits in said.items():
+        assert torch.equal(logits, expected[i]), f"prompt {i} of {len(prompts()[i])} tokens"
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_it_computes_what_torch_computes_with_the_same_int8_weights(model, kv_dtype) -> None:
+    from engine.backends.runners import TorchRunner
+    from tests.engine.native.tiny import int8_weights
+
+    runner = TorchRunner(int8_weights(CONFIG), CONFIG, BLOCKS, kv_dtype)
+    for prompt, table, logits in zip(prompts(), tables(1), alone(model, kv_dtype), strict=True):
+        batch = make_batch([Work(table, 0, prompt)])
+        expected = runner.run(batch, batch.token_ids).values[0]
+        assert torch.linalg.norm(logits - expected) < 1e-3 * torch.linalg.norm(expected)
+
+
+def test_logits_that_are_not_numbers_are_noticed(model) -> None:
+    cache = poisoned(CONFIG, BLOCKS, "float32")
+    batch = make_batch([Work([3, 4], 20, [1])])  # what is before it was never written
+    _, best = model.step(batch, batch.token_ids, cache.struct, 1)
+    assert best.tolist() == [-1]
