@@ -86,7 +86,7 @@ def bench(
     planning behind long queues, and the prefix cache, in CPU time; what waiting requests add to a
     step under every policy, in one flow, in a flow each, and behind one prefix that nobody has
     computed; and in virtual time what paging saves against reserving blocks. Needs no weights and
-    takes a minute or two.
+    takes some three minutes, most of it to make the crowds (--waiting 10000 is quicker).
 
     With --accuracy: the perplexity of two texts under the model, computed as prompts are served,
     with the KV cache in each format. Takes about a minute and a half on two cores.
