@@ -38,7 +38,9 @@ async def rush_hour(policy) -> list[tuple[int, int]]:
     async with serving(
         policy=policy, rows=2, hooks=hooks, script=lambda row: 65, model_len=512, blocks=128
     ) as house:
-        replies = [await post(house, n, max_tokens=LONG, priority=5) for n in (1, 2)]
+        replies = [await post(house, 1, max_tokens=LONG, priority=5)]
+        await until(lambda: house.backend.batches)  # or both would be in the first step
+        replies.append(await post(house, 2, max_tokens=LONG, priority=5))
         both.set()
         await until(lambda: len(house.backend.batches) == HELD + 1)
         replies.append(await post(house, 3, max_tokens=5, priority=0))
