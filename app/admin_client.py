@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 TIMEOUT_S: Final = 10.0
+
+MOST_BYTES: Final = 256 * 2**20
+"""Of a reply; the largest pools take less."""
 
 
 class Unanswered(Exception):
@@ -36,7 +40,7 @@ class AdminClient:
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-                document = json.load(reply)
+                document = _document(reply)
         except urllib.error.HTTPError as error:
             with error:
                 raise Unanswered(f"{self.url}: {self._refusal(error)}") from error
@@ -44,7 +48,7 @@ class AdminClient:
             raise Unanswered(f"{self.url} cannot be reached: {_reason(error.reason)}") from error
         except OSError as error:  # a connection that breaks, or stays silent, while it is read
             raise Unanswered(f"{self.url} does not answer: {_reason(error)}") from error
-        except ValueError as error:
+        except (HTTPException, ValueError, RecursionError) as error:
             raise Unanswered(f"{self.url} does not answer as Octavo does") from error
         if not isinstance(document, dict):
             raise Unanswered(f"{self.url} does not answer as Octavo does")
@@ -60,6 +64,14 @@ class AdminClient:
         return f"status {error.code}{_message(error)}"
 
 
+def _document(reply: HTTPResponse | urllib.error.HTTPError) -> Any:
+    """The JSON in a reply. Raises ValueError for anything else, or one without an end."""
+    body = reply.read(MOST_BYTES + 1)
+    if len(body) > MOST_BYTES:
+        raise ValueError(f"a reply of more than {MOST_BYTES} bytes")
+    return json.loads(body)
+
+
 def _reason(error: object) -> str:
     """What went wrong on the way, without the error's number."""
     text = getattr(error, "strerror", None) or str(error)
@@ -69,6 +81,6 @@ def _reason(error: object) -> str:
 def _message(error: urllib.error.HTTPError) -> str:
     """What an error in OpenAI's shape says; empty for any other."""
     try:
-        return f": {json.load(error)['error']['message']}"
-    except (ValueError, LookupError, TypeError, OSError):
+        return f": {_document(error)['error']['message']}"
+    except (ValueError, LookupError, TypeError, OSError, HTTPException, RecursionError):
         return ""

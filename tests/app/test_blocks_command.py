@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from support.serving import COMPLETIONS, serving
 
+from app import admin_client
 from app.cli import main
 from app.commands import blocks as command
 from app.pool_picture import PoolPicture
@@ -280,6 +281,49 @@ def test_what_is_no_json_object_is_not_octavo(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"{}", b'{"requests": [1]}', b'{"requests": [], "blocks": [{}]}'])
 def test_json_that_is_about_something_else_is_one_line(body: bytes) -> None:
     assert said((200, body)) == (1, "Error: URL does not speak of blocks as Octavo does\n")
+
+
+@contextmanager
+def saying(raw: bytes) -> Iterator[str]:
+    """A server that says these bytes to whoever comes, whatever it is asked, and hangs up."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(ConnectionError):
+            connection.recv(65536)
+            connection.sendall(raw)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"SSH-2.0-OpenSSH_9.0\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
+        b"HTTP/1.1 200 OK\r\na: " + b"x" * 70_000 + b"\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000,
+        b"HTTP/1.1 200 OK\r\n\r\n" + b'{"a": "' + b"x" * 5000 + b'"}',
+    ],
+    ids=["ssh", "cut off", "bad chunk", "long header", "deep", "endless"],
+)
+def test_what_is_hardly_http_is_not_octavo(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_client, "MOST_BYTES", 4096)
+    with saying(raw) as url:
+        result = run("--url", url)
+    expected = f"Error: {url} does not answer as Octavo does\n"
+    assert (result.exit_code, result.stderr) == (1, expected)
+
+
+def test_an_error_that_breaks_off_is_told_by_its_status() -> None:
+    for body in (b"content-length: 9\r\n\r\n{", b"\r\n" + b"[" * 200_000):
+        with saying(b"HTTP/1.1 500 x\r\n" + body) as url:
+            assert run("--url", url).stderr == f"Error: {url}: status 500\n"
 
 
 def test_a_redirect_does_not_carry_the_key_away() -> None:
