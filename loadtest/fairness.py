@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -30,17 +31,12 @@ def fairness(records: Sequence[Record]) -> float:
     (Σ service)² / (n · Σ service²): R. Jain, D. Chiu, W. Hawe, A quantitative measure of fairness,
     DEC-TR-301, 1984.
     """
-    waits = _backlogs(records)
     service = _service(records)
-    end = max((end for spans in waits.values() for _, end in spans), default=0.0)
-    indices: list[float] = []
-    for window in range(int(end // WINDOW_S)):
-        begin = window * WINDOW_S
-        competing = [
-            tenant for tenant, spans in waits.items() if _covered(spans, begin, begin + WINDOW_S)
-        ]
-        if len(competing) > 1:
-            indices.append(jain([service[tenant].get(window, 0.0) for tenant in competing]))
+    indices = [
+        jain([service[tenant].get(window, 0.0) for tenant in competing])
+        for window, competing in sorted(_competing(_backlogs(records)).items())
+        if len(competing) > 1
+    ]
     return sum(indices) / len(indices) if indices else 1.0
 
 
@@ -65,8 +61,24 @@ def _backlogs(records: Sequence[Record]) -> dict[str, list[Interval]]:
     return spans
 
 
-def _covered(spans: Sequence[Interval], begin: float, end: float) -> bool:
-    return any(first <= begin and end <= last for first, last in spans)
+def _competing(waits: Mapping[str, Sequence[Interval]]) -> dict[int, list[str]]:
+    """The tenants that were backlogged in each window; windows in which nobody was are not there,
+    however long the run."""
+    competing: dict[int, list[str]] = defaultdict(list)
+    for tenant, spans in waits.items():
+        for span in spans:
+            for window in _windows(span):
+                competing[window].append(tenant)
+    return competing
+
+
+def _windows(span: Interval) -> Iterator[int]:
+    """The windows that lie inside of an interval, in order."""
+    first, last = span
+    window = math.ceil(first / WINDOW_S)
+    while (window + 1) * WINDOW_S <= last:
+        yield window
+        window += 1
 
 
 def _service(records: Sequence[Record]) -> Mapping[str, Mapping[int, float]]:

@@ -37,6 +37,12 @@ def test_who_does_not_compete_does_not_count() -> None:
     assert fairness([]) == 1.0
 
 
+def test_a_night_in_which_nobody_comes_takes_no_time() -> None:
+    far = 1e12
+    waits = [record(tenant, at, at + 120, 4) for at in (0.0, far) for tenant in ("a", "b")]
+    assert fairness(waits) == 1.0
+
+
 def test_waits_that_touch_are_one_backlog() -> None:
     joined = [record("b", 0, 30), record("b", 20, 90)]
     assert fairness([record("a", 0, 100), record("a", 0, 1, tokens=9), *joined]) < 1
