@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import orjson
@@ -25,7 +25,23 @@ from loadtest.simulation_tables import tables
 from loadtest.traces import Arrival, at_speed, read_arrivals
 from policies.base import Policy, Services
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
+
+class FiniteRange(click.FloatRange):
+    """A range that NaN and infinity are not in."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, context))
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number.", param, context)
+        return number
+
+
+_SECONDS = FiniteRange(min=0, min_open=True)
+
+MOST_POOL_TOKENS: Final = 2**26
+"""More than fits into any machine; each block takes memory here as well."""
 
 
 @click.command()
@@ -59,27 +75,28 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--speed",
     default=1.0,
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     show_default=True,
     help="How many times as fast requests arrive.",
 )
 @click.option(
     "--seed",
     default=0,
+    type=click.IntRange(-(2**63), 2**63 - 1),
     show_default=True,
     help="Of the random numbers that policies and noise use.",
 )
 @click.option(
     "--noise",
     default=0.0,
-    type=click.FloatRange(0, 2),
+    type=FiniteRange(0, 2),
     show_default=True,
     help="How steps scatter around what the profile says: the standard deviation of the logarithm.",
 )
 @click.option(
     "--pool-tokens",
     default=10_000,
-    type=click.IntRange(BLOCK),
+    type=click.IntRange(BLOCK, MOST_POOL_TOKENS),
     show_default=True,
     help="Tokens that the KV cache holds. A request that can never fit is shed.",
 )
@@ -154,7 +171,7 @@ def sim(
     scheduler = policy_option(policy, params)
     costs = find_profile(profile)
     on = _machine(costs, **machine)
-    arrivals = list(at_speed(read_arrivals(path), speed))
+    arrivals = _arrivals(path, speed)
     targets = Targets(ttft or math.inf, tpot or math.inf, e2e or math.inf)
     with _progress(len(arrivals)) as tick:
         run = simulate(
@@ -192,6 +209,15 @@ def _machine(
         message = f"{rows} + {window} is more than {window} steps of {step_tokens} tokens compute"
         raise BadConfiguration(Problem("--rows", f"{message}, so some request would starve"))
     return machine
+
+
+def _arrivals(path: Path, speed: float) -> list[Arrival]:
+    """The requests of a trace. Raises BadConfiguration for a speed that takes them beyond time."""
+    arrivals = read_arrivals(path)
+    try:
+        return list(at_speed(arrivals, speed))
+    except ValueError as error:
+        raise BadConfiguration(Problem("--speed", str(error))) from None
 
 
 def _maker(scheduler: SchedulerConfig) -> PolicyMaker:

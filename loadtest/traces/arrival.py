@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
+
+LATEST_S: Final = 1e12
+"""Beyond it the clock is too coarse for steps; the year 9999 is before it."""
+
+MOST_TOKENS: Final = 10_000_000
+"""Of a prompt or an output: more than any model's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +29,15 @@ class Arrival:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.at) and self.at >= 0):
+        if not 0 <= self.at <= LATEST_S:
             raise ValueError(f"a request cannot arrive at {self.at} s")
         if self.prompt_tokens < 1 or self.output_tokens < 1:
             raise ValueError(
                 f"a request of {self.prompt_tokens} prompt tokens and {self.output_tokens} output"
                 " tokens: both must be at least 1"
             )
+        if max(self.prompt_tokens, self.output_tokens) > MOST_TOKENS:
+            raise ValueError(f"a request has at most {MOST_TOKENS:,} prompt and output tokens each")
 
 
 def at_speed(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:

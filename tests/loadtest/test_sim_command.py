@@ -109,7 +109,13 @@ def test_a_policy_may_come_from_anywhere_with_parameters(trace: str) -> None:
         (("--rows", "100", "--step-tokens", "7"), "--rows: 100 + 16"),
         (("--params", "backfill=-1"), "Error: --params: policy fcfs refuses them: "),
         (("--speed", "0"), "--speed"),
+        (("--speed", "nan"), "'--speed': nan is no finite number"),
+        (("--speed", "1e-300"), "--speed: a request cannot arrive at "),
+        (("--ttft", "nan"), "'--ttft': nan is no finite number"),
+        (("--noise", "nan"), "'--noise': nan is no finite number"),
+        (("--seed", str(2**63)), "--seed"),
         (("--pool-tokens", "15"), "--pool-tokens"),
+        (("--pool-tokens", str(10**20)), "--pool-tokens"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(
