@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,6 +28,9 @@ from policies.counters import TenantCounters, clamped
 
 MEMORY: Final = 5
 """Requests of a tenant that the average of its outputs remembers."""
+
+MOST_PRICE: Final = 1e6
+"""Counters have to stay finite: beyond that all tenants would be equal for ever."""
 
 COUNTERS: Final = "counters"
 AVERAGES: Final = "averages"
@@ -76,12 +78,13 @@ class FairShare(Policy):
         """input_price, output_price: what a prompt token and a generated token count, not both 0.
 
         predict_output: charge the expected output at admission.
-        Raises ValueError for a price that is negative or not finite.
+        Raises ValueError for a price that is negative or above MOST_PRICE.
         """
         super().__init__(services=services)
         for name, price in (("input_price", input_price), ("output_price", output_price)):
-            if not 0 <= price < math.inf:
-                raise ValueError(f"{name} must be finite and not negative, got {price}")
+            if not 0 <= price <= MOST_PRICE:
+                most = f"finite and not negative, and at most {MOST_PRICE:.0f}"
+                raise ValueError(f"{name} must be {most}, got {price}")
         if input_price == output_price == 0:
             raise ValueError("input_price and output_price must not both be 0")
         self._input_price = input_price

@@ -16,6 +16,12 @@ DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
 DEFAULT: Final = "default"
 """The tenant and the class of requests that are of no other; both may be configured."""
 
+MOST_WEIGHT: Final = 1e6
+"""And the inverse is the least: sums of what tenants got, by weight, have to stay finite."""
+
+MOST_BLOCKS: Final = 2**22
+"""More than fits into any machine; each block takes memory beside what it holds."""
+
 _UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
@@ -172,8 +178,12 @@ class SimulatedConfig(Section):
     chunk_context_s: Seconds = Field(
         default=0.0, description="seconds more for each chunk token times the context it attends to"
     )
-    total_blocks: Positive = Field(default=4096, description="KV blocks of 16 tokens")
-    host_blocks: Count = Field(default=0, description="blocks that can be offloaded")
+    total_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)] = Field(
+        default=4096, description="KV blocks of 16 tokens"
+    )
+    host_blocks: Annotated[int, Field(ge=0, le=MOST_BLOCKS)] = Field(
+        default=0, description="blocks that can be offloaded"
+    )
     move_s: Seconds = Field(
         default=0.0001, description="seconds that one block takes to the host, or back"
     )
@@ -275,7 +285,7 @@ class TenantConfig(Section):
     keys: list[Secret] = Field(
         default=[], description="API keys, sent as Authorization: Bearer KEY; none: by header only"
     )
-    weight: Annotated[float, Field(gt=0)] = Field(
+    weight: Annotated[float, Field(ge=1 / MOST_WEIGHT, le=MOST_WEIGHT)] = Field(
         default=1.0, description="its share beside the others', for policies that share"
     )
     classes: list[Name] = Field(

@@ -203,6 +203,7 @@ def test_weights_and_classes_do_not_part_a_tenant() -> None:
     ("params", "complaint"),
     [
         ({"input_price": -1.0}, "input_price must be finite and not negative"),
+        ({"output_price": 1e308}, "at most 1000000, got 1e.308"),
         ({"output_price": float("inf")}, "output_price must be finite"),
         ({"input_price": 0.0, "output_price": 0.0}, "must not both be 0"),
     ],

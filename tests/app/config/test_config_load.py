@@ -189,6 +189,8 @@ def test_a_duplicate_inside_a_policy_parameter_is_an_error() -> None:
             "engine.backend: the cuda backend is not built yet; use auto, cpu or simulated;"
             ' got "cuda"',
         ),
+        ("engine.simulated.total_blocks=9999999", "must be at most 4194304, got 9999999"),
+        ("engine.simulated.host_blocks=9999999", "must be at most 4194304, got 9999999"),
         ("engine.depth=2", "engine.depth: must be at most 1, got 2"),
         ("guard.max_step_cpu_s=0", "guard.max_step_cpu_s: must be more than 0, got 0"),
         ("scheduler.params=3", "scheduler.params: expected a mapping, got 3"),

@@ -66,6 +66,8 @@ def test_later_sources_add_entries_and_change_single_keys() -> None:
         ("engine.weight=2", "engine.weight: unknown key; weight belongs under tenants.NAME"),
         ("classes.a.ttft_s=0", "classes.a.ttft_s: must be more than 0, got 0"),
         ("classes.a.max_blocks_fraction=1.5", "must be at most 1, got 1.5"),
+        ("tenants.a.weight=1e-320", "tenants.a.weight: must be at least 1e-06, got 1e-320"),
+        ("tenants.a.weight=1e7", "tenants.a.weight: must be at most 1000000, got 10000000"),
         ("classes.a=fast", 'classes.a: expected a mapping, got "fast"'),
         ("classes={a b: {}}", "classes.a b: a name has at most 64 letters, digits and -._"),
         ("tenants.a.classes=[x]", "tenants.a.classes: unknown class x; known classes: default"),
