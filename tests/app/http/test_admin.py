@@ -144,6 +144,7 @@ async def running(**body):
     async with serving(admin_key=KEY, hooks=hooks) as house:
 
         async def look(**params):
+            await until(lambda: len(house.backend.batches) == 3)
             asking = asyncio.ensure_future(blocks(house, **params))
             await until(lambda: house.thread._inbox.qsize() > 0)
             gate.set()
@@ -196,6 +197,7 @@ async def test_an_engine_that_does_not_answer_in_time_is_a_503(monkeypatch) -> N
     async with serving(admin_key=KEY, hooks={1: stall_until(lambda: gate.wait(10))}) as house:
         body = {"prompt": "x", "max_tokens": 4, "stream": True}
         async with house.client.stream("POST", COMPLETIONS, json=body):
+            await until(lambda: len(house.backend.batches) == 2)
             reply = await house.client.get(BLOCKS, headers=BEARER)
             gate.set()
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "not_ready")

@@ -1,11 +1,12 @@
 """openai-python against the server: its calls, its exception classes."""
 
+import asyncio
 import threading
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from support.serving import HELLO, MODEL, saying, serving
+from support.serving import HELLO, MODEL, saying, serving, until
 
 from engine.controls import RowControls
 from engine.inbox import Submission
@@ -101,13 +102,19 @@ async def test_a_full_house_is_a_rate_limit_error():
 
 
 async def test_an_engine_that_breaks_is_an_internal_server_error(house, client):
+    accepted = threading.Event()
+
     def broken(now):
+        accepted.wait(10)
         raise RuntimeError("the scheduler is broken")
 
     house.scheduler.schedule = broken
     for status in (500, 503):  # the request that meets it, and the one after
+        chat = asyncio.ensure_future(client.chat.completions.create(model=MODEL, messages=HELLO))
+        await until(lambda: house.bridge.open_requests == 1 or accepted.is_set())
+        accepted.set()
         with pytest.raises(openai.InternalServerError) as caught:
-            await client.chat.completions.create(model=MODEL, messages=HELLO)
+            await chat
         assert caught.value.status_code == status
     health = await house.client.get("/health")
     assert health.status_code == 503
