@@ -43,7 +43,7 @@ from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
-from engine.errors import ModelError, TooLittleMemory
+from engine.errors import ModelError, UnfitMemory
 from engine.guard import GuardSettings
 from engine.limits import Limits
 from engine.loop import Engine
@@ -165,7 +165,7 @@ def _naming_the_key(key: str) -> Iterator[None]:
     """Put the knob in front of what is wrong with the model that it names, or with its memory."""
     try:
         yield
-    except TooLittleMemory as error:
+    except UnfitMemory as error:
         raise BadConfiguration(Problem(f"engine.{error.knob}", str(error))) from error
     except ModelError as error:
         raise BadConfiguration(Problem(key, str(error))) from error

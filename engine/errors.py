@@ -22,14 +22,29 @@ class ConfigurationError(Exception):
     """Start-up cannot go on: a message for the person who runs the server, no traceback."""
 
 
-class TooLittleMemory(ConfigurationError):
-    """Memory that does not hold one block of KV. knob: the one of `engine` that gives it."""
+class UnfitMemory(ConfigurationError):
+    """A size that the memory of blocks cannot have. knob: the one of `engine` that gives it."""
+
+    def __init__(self, knob: str, message: str) -> None:
+        super().__init__(message)
+        self.knob = knob
+
+
+class TooLittleMemory(UnfitMemory):
+    """Memory that does not hold one block of KV."""
 
     def __init__(self, knob: str, size: int, block_bytes: int, kv_dtype: str) -> None:
         super().__init__(
-            f"{size} bytes do not hold one block of this model, {block_bytes} bytes in {kv_dtype}"
+            knob,
+            f"{size} bytes do not hold one block of this model, {block_bytes} bytes in {kv_dtype}",
         )
-        self.knob = knob
+
+
+class TooMuchMemory(UnfitMemory):
+    """More than there is. usable: bytes that this process may use."""
+
+    def __init__(self, knob: str, size: int, usable: int) -> None:
+        super().__init__(knob, f"{size} bytes are more than the {usable} this process may use")
 
 
 class ModelError(ConfigurationError):

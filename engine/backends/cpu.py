@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from engine.backends.kv_cache import BlockStore
-from engine.backends.memory import auto_kv_bytes, auto_kv_dtype
+from engine.backends.memory import auto_kv_bytes, auto_kv_dtype, usable_memory
 from engine.backends.quantised_files import Calibration, quantised_weights
 from engine.backends.runners import Logits, ModelRunner, NativeRunner, TorchRunner
 from engine.backends.sampler import sample
 from engine.batch import BLOCK, Batch, Int32
 from engine.capacity import KV_DTYPES
 from engine.controls import Sampled, SampleRow
-from engine.errors import RowFault, TooLittleMemory
+from engine.errors import RowFault, TooLittleMemory, TooMuchMemory
 from engine.models.config import ModelConfig
 from engine.models.files import load_weights, read_config
 from engine.models.weights import Weights
@@ -40,8 +40,8 @@ def create(
     native library where it was built. kv_memory_bytes: None for `auto_kv_bytes()`. kv_dtype: a name
     in `kv_cache.FORMATS`; None for `auto_kv_dtype(dtype)`. offload_memory_bytes: for blocks that
     are put away; 0 for none. threads: for the whole process; None leaves torch's choice. Raises
-    ModelError for a model that cannot be served, TooLittleMemory if one of the memories does not
-    hold one block.
+    ModelError for a model that cannot be served, UnfitMemory if one of the memories does not hold
+    one block, or is more than this process may use.
     """
     config = read_config(path)
     kv_dtype = kv_dtype or auto_kv_dtype(dtype)
@@ -51,6 +51,10 @@ def create(
         raise TooLittleMemory("kv_memory", memory, block_bytes, kv_dtype)
     if 0 < offload_memory_bytes < block_bytes:
         raise TooLittleMemory("offload_memory", offload_memory_bytes, block_bytes, kv_dtype)
+    usable = usable_memory()
+    for knob, size in (("kv_memory", memory), ("offload_memory", offload_memory_bytes)):
+        if size > usable:
+            raise TooMuchMemory(knob, size, usable)
     if threads is not None:
         torch.set_num_threads(threads)
     blocks, host_blocks = memory // block_bytes, offload_memory_bytes // block_bytes

@@ -12,7 +12,7 @@ from engine.backends.kv_cache import FORMATS
 from engine.batch import BLOCK, Batch
 from engine.capacity import KV_DTYPES
 from engine.controls import RowControls, Sampled, SampleRow
-from engine.errors import ModelError, RowFault, TooLittleMemory
+from engine.errors import ModelError, RowFault, TooLittleMemory, TooMuchMemory
 from engine.models.config import ModelConfig
 from engine.models.gguf import load_weights, read_config
 from engine.models.weights import Weights
@@ -188,6 +188,14 @@ def test_memory_for_less_than_one_block_is_refused(path: Path, kv_dtype: str):
                 kv_dtype=kv_dtype,
             )
         assert caught.value.knob == ("kv_memory" if sizes[0] < block else "offload_memory")
+
+
+@pytest.mark.parametrize("knob", ["kv_memory", "offload_memory"])
+def test_more_memory_than_there_is_is_refused(path: Path, knob: str):
+    sizes = {"kv_memory_bytes": 1 << 20, f"{knob}_bytes": 1 << 60}
+    with pytest.raises(TooMuchMemory, match=r"^1152921504606846976 bytes are more than") as caught:
+        create(path, **sizes)
+    assert caught.value.knob == knob
 
 
 def test_without_offload_memory_nothing_is_put_away(path: Path):
