@@ -97,7 +97,7 @@ def compose(config: Config, console: Console) -> House:
         version=version("octavo"),
         max_body_bytes=config.server.max_body_bytes,
         tenancy=Tenancy(config),
-        policies=PolicyDesk(config.scheduler, bridge, partial(_services, cost), executor),
+        policies=PolicyDesk(config.scheduler, bridge, partial(_services, cost)),
         strict_fields=config.api.strict_fields,
         isolate_tenants=config.engine.prefix_scope == "tenant",
     )
@@ -293,6 +293,7 @@ def _lifespan(
         finally:
             await service.bridge.stop(grace=0)
             service.executor.shutdown(wait=False, cancel_futures=True)
+            service.policies.close()
             model.backend.close()
 
     return lifespan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -47,13 +47,17 @@ class PolicyDesk:
         scheduler: SchedulerConfig,
         bridge: Bridge,
         make_services: Callable[[], Services],
-        executor: Executor,
     ) -> None:
         self._current = scheduler
         self._bridge = bridge
         self._make_services = make_services
-        self._executor = executor
+        # One makes a policy while the other looks for those there are.
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="octavo-policies")
         self._turn = asyncio.Lock()
+
+    def close(self) -> None:
+        """Look for no more policies; one that is being made comes too late."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def current(self) -> SchedulerConfig:
@@ -117,7 +121,10 @@ class PolicyDesk:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Entry points are read from disk, and a plug-in may take its time to be imported."""
+        """Entry points are read from disk, and a plug-in may take its time to be imported and made.
+
+        On threads of its own: nobody's text waits for it.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, partial(work, *args, **kwargs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, Literal
 
 from policies.base import Policy, Services
@@ -69,6 +70,16 @@ class Vast(Policy):
 
     def __init__(self, *, services: Services, wait_s: float = math.inf, most: int = 2**70) -> None:
         super().__init__(services=services)
+
+
+class Held(Policy):
+    """Is not made before somebody opens the gate."""
+
+    gate = threading.Event()
+
+    def __init__(self, *, services: Services) -> None:
+        super().__init__(services=services)
+        assert self.gate.wait(10), "nobody opened the gate"
 
 
 class Exiting(Policy):

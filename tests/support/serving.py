@@ -92,6 +92,7 @@ class House:
         admin_key: str | None = None,
         config: Mapping[str, Any] | None = None,
         isolate_tenants: bool = False,
+        workers: int = 2,
         **scripted: Any,
     ) -> None:
         self.send_timeout_s = send_timeout_s
@@ -117,7 +118,7 @@ class House:
                 emit=self.bridge.emit,
             )
         )
-        self.executor = ThreadPoolExecutor(2)
+        self.executor = ThreadPoolExecutor(workers)
         own = ChatTemplate.for_tokenizer(self.tokenizer)
         self.service = Service(
             model_id=MODEL,
@@ -134,7 +135,7 @@ class House:
             version="0.0.0",
             max_body_bytes=max_body_bytes,
             tenancy=Tenancy(self.config),
-            policies=PolicyDesk(self.config.scheduler, self.bridge, services, self.executor),
+            policies=PolicyDesk(self.config.scheduler, self.bridge, services),
             strict_fields=strict_fields,
             isolate_tenants=isolate_tenants,
         )
@@ -202,6 +203,7 @@ async def serving(**options: Any) -> AsyncIterator[House]:
         server.should_exit = True
         await serve
         house.executor.shutdown()
+        house.service.policies.close()
 
 
 def events(raw: bytes) -> list[bytes]:

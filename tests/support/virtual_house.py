@@ -94,7 +94,7 @@ class VirtualHouse:
             version="0",
             max_body_bytes=1000,
             tenancy=Tenancy(config),
-            policies=PolicyDesk(config.scheduler, self.bridge, lambda: None, executor),  # type: ignore[arg-type,return-value]
+            policies=PolicyDesk(config.scheduler, self.bridge, lambda: None),  # type: ignore[arg-type,return-value]
         )
         application = create_application(service, admin_key=SecretStr(KEY))
         self.client = httpx2.AsyncClient(

@@ -8,9 +8,11 @@ import threading
 
 import pytest
 import structlog
+from support.policy_samples import Held
 from support.serving import COMPLETIONS, serving, until
 
 from app import bridge, policy_desk
+from app.service import SMALL_INPUT
 from policies.base import Policy
 
 KEY = "k"
@@ -130,6 +132,24 @@ async def test_plug_ins_are_looked_for_off_the_event_loop(house, monkeypatch) ->
     assert (await swap(house, "fcfs")).status_code == 200
     assert threads
     assert threading.main_thread() not in threads
+
+
+async def test_while_a_plug_in_takes_its_time_to_be_made_nobody_else_waits() -> None:
+    config = {"scheduler": {"allowed": [f"{SAMPLES}:Held"]}}
+    Held.gate.clear()
+    async with serving(
+        admin_key=KEY, config=config, workers=1, model_len=9000, blocks=600
+    ) as house:
+        making = asyncio.ensure_future(swap(house, f"{SAMPLES}:Held"))
+        try:
+            await asyncio.sleep(0)
+            body = {"prompt": "x" * 2 * SMALL_INPUT, "max_tokens": 2}
+            assert (await house.post(COMPLETIONS, body)).status_code == 200
+            assert (await in_charge(house))["policy"] == "fcfs"
+            assert not making.done()
+        finally:
+            Held.gate.set()
+        assert (await making).status_code == 200
 
 
 async def test_a_plug_in_that_wants_to_end_the_process_ends_nothing() -> None:
