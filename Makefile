@@ -28,8 +28,8 @@ check: $(VENV)/.dev ## format, lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/.dev model native ## the tests (ARGS="-k name" for some of them)
-	$(BIN)/pytest $(ARGS)
+test: $(VENV)/.dev model native ## the tests, two at a time (ARGS="-k name" for some of them)
+	$(BIN)/pytest --numprocesses 2 $(ARGS)
 
 test-all: $(VENV)/.dev model native ## the long tests that `make test` leaves out
 	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 $(ARGS)
