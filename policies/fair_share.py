@@ -56,6 +56,7 @@ class FairShare(Policy):
     the smaller weight, the counters of two tenants that have requests waiting differ by at most U,
     and over any time in which both have, what they got per weight differs by at most 2U. Nobody
     who keeps the machine busy and preempts nobody for fairness can promise less than half of that.
+    The proof knows no preemption for want of blocks; with it the bound is what tests hold.
 
     When blocks run out, who was let in last gives way: it has the least to compute again, was let
     in because its tenant had got least, and so is the next to come back. Rather taking it from who

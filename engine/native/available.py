@@ -12,7 +12,7 @@ from engine.native.model import suits
 
 log = logging.getLogger("octavo.engine")
 
-SLOWER = "int8 products run in torch, several times slower"
+SLOWER = "int8 products run in torch, two to six times slower"
 
 
 def native_library(config: ModelConfig) -> ctypes.CDLL | None:

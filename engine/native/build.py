@@ -106,7 +106,7 @@ def main() -> int:
     except CannotBuild as reason:
         print(
             f"octavo: the native library was not built: {reason}\n"
-            "octavo serves all the same, several times slower; install a compiler and run "
+            "octavo serves all the same, two to six times slower; install a compiler and run "
             "`make setup` again.",
             file=sys.stderr,
         )
