@@ -350,7 +350,7 @@ class Planner:
         chosen: list[Request] = []
         wanted = self.to_take(head)
         rows = self.roster.rows + head.rows
-        blocks = self.memory.pool.free - self.memory.committed(self.roster.prefilling)
+        blocks = self.blocks_to_give()
         tokens = plan.left
         candidates = self._displaceable(head, plan)
         oldest = min(running, key=lambda request: request.ticket)
