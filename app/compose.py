@@ -37,7 +37,7 @@ from app.text.tokenizer import ByteTokenizer, Tokenizer
 from engine.allocation import ALLOCATIONS
 from engine.backends import LoadedModel, load_on_cpu
 from engine.backends.base import Backend
-from engine.backends.memory import auto_kv_bytes, auto_kv_dtype
+from engine.backends.memory import auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
@@ -157,7 +157,7 @@ def _kv_memory(config: Config) -> int:
 def _kv_dtype(config: Config) -> str:
     """The format of the KV cache."""
     wanted = config.engine.kv_dtype
-    return auto_kv_dtype(config.model.dtype) if wanted == "auto" else wanted
+    return config.model.dtype if wanted == "auto" else wanted
 
 
 @contextmanager

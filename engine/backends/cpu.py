@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.backends.kv_cache import BlockStore
-from engine.backends.memory import auto_kv_bytes, auto_kv_dtype, usable_memory
+from engine.backends.memory import auto_kv_bytes, usable_memory
 from engine.backends.quantised_files import Calibration, quantised_weights
 from engine.backends.runners import Logits, ModelRunner, NativeRunner, TorchRunner
 from engine.backends.sampler import sample
@@ -38,13 +38,13 @@ def create(
 
     dtype: of weights and products, "float32" or "int8"; int8 needs `calibration` and takes the
     native library where it was built. kv_memory_bytes: None for `auto_kv_bytes()`. kv_dtype: a name
-    in `kv_cache.FORMATS`; None for `auto_kv_dtype(dtype)`. offload_memory_bytes: for blocks that
+    in `kv_cache.FORMATS`; None for `dtype`. offload_memory_bytes: for blocks that
     are put away; 0 for none. threads: for the whole process; None leaves torch's choice. Raises
     ModelError for a model that cannot be served, UnfitMemory if one of the memories does not hold
     one block, or is more than this process may use.
     """
     config = read_config(path)
-    kv_dtype = kv_dtype or auto_kv_dtype(dtype)
+    kv_dtype = kv_dtype or dtype
     memory = auto_kv_bytes() if kv_memory_bytes is None else kv_memory_bytes
     block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
     if memory < block_bytes:

@@ -21,14 +21,13 @@ from torch import Tensor
 from engine.batch import BLOCK, Batch
 from engine.capacity import KV_DTYPES
 from engine.models.config import ModelConfig
+from engine.models.products import INT8_MAX
 
 Parts = tuple[Tensor, ...]
 """What a format keeps of vectors: tensors that agree in all dimensions but the last."""
 
 Pairs = Sequence[tuple[int, int]]
 """(source, destination) blocks."""
-
-INT8_MAX: Final = 127
 
 PROBE_BYTES: Final = 16 << 20
 PROBE_BLOCKS: Final = 16

@@ -9,11 +9,6 @@ from pathlib import Path
 MAX_AUTO_KV_BYTES = 2 << 30
 
 
-def auto_kv_dtype(dtype: str) -> str:
-    """The format of the CPU backend's KV cache when nobody names one, for weights of `dtype`."""
-    return dtype
-
-
 def auto_kv_bytes(root: Path = Path("/")) -> int:
     """Bytes for the KV cache when nobody says how many: half of what the process may use, at
     most 2 GiB."""

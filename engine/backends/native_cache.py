@@ -15,9 +15,6 @@ from engine.capacity import KV_DTYPES
 from engine.models.config import ModelConfig
 from engine.native import library as native
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
-"""By the names of `engine.capacity.KV_DTYPES`."""
-
 
 class NativeKVCache(BlockStore):
     """All blocks of a model; `struct` is what the library is told of them."""
@@ -25,7 +22,7 @@ class NativeKVCache(BlockStore):
     def __init__(
         self, config: ModelConfig, blocks: int, kv_dtype: str = "float32", host_blocks: int = 0
     ) -> None:
-        dtype = TORCH_DTYPES[kv_dtype]
+        dtype, known_as = native.KV_DTYPES[kv_dtype]
 
         def room(count: int) -> Parts:
             # Not filled: memory that no token has reached yet stays with the operating system.
@@ -41,6 +38,4 @@ class NativeKVCache(BlockStore):
         block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
         super().__init__(room, blocks, host_blocks, block_bytes)
         keys, values, *scales = (part.data_ptr() for part in self.parts)
-        self.struct = native.Cache(
-            keys, values, *(scales or (None, None)), blocks, native.KV_DTYPES[dtype]
-        )
+        self.struct = native.Cache(keys, values, *(scales or (None, None)), blocks, known_as)

@@ -16,7 +16,12 @@ from torch import Tensor
 LANES = 16
 """Outputs in a panel of weights; tokens in a vector."""
 
-KV_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+KV_DTYPES = {
+    "float32": (torch.float32, 0),
+    "bfloat16": (torch.bfloat16, 1),
+    "int8": (torch.int8, 2),
+}
+"""Element type and OctavoKV of the formats that `engine.capacity.KV_DTYPES` names."""
 
 
 class Matrix(Structure):
