@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,10 @@ def test_without_the_native_library_torch_serves_and_one_warning_says_so(
 
 
 def test_a_text_longer_than_the_context_is_cut(model, tmp_path) -> None:
-    made(model, tmp_path / "kept", tuple(i % CONFIG.vocab for i in range(3000)))
+    long = tuple(i % CONFIG.vocab for i in range(3000))
+    whole = made(model, tmp_path / "kept", long)
+    cut = made(model, tmp_path / "kept", long[: CONFIG.context_length])
+    assert torch.equal(whole.layers[1].down.smooth, cut.layers[1].down.smooth)
 
 
 CHECK = """
@@ -94,4 +98,6 @@ def test_where_torch_saturates_weights_keep_seven_bits(model) -> None:
         check=True,
     )
     exact, most = done.stdout.split()
+    if platform.machine() == "x86_64":
+        assert exact == "False"
     assert most == ("127" if exact == "True" else "63")

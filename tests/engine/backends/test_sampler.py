@@ -406,3 +406,25 @@ def test_controls_edit_the_scores_of_candidates_and_forbidden_tokens_are_none():
     assert set(candidates) == set(range(VOCAB)) - {best[0]}
     assert candidates[5].score == pytest.approx(candidates[5].logprob - 20)
     assert candidates[best[1]].score == candidates[best[1]].logprob, "not normalised again"
+
+
+# ── when the largest logit is known ───────────────────────────────────────────────────────────
+
+EDITING = RowControls(temperature=0, logprobs=2, logit_bias={7: 50.0})
+
+
+@pytest.mark.parametrize("more", [(), (EDITING,)])
+def test_knowing_the_largest_logits_changes_nothing(more: tuple[RowControls, ...]):
+    greedy, drawn = RowControls(temperature=0), RowControls(seed=4, top_k=5, top_p=0.9)
+    rows = [row(controls) for controls in (greedy, RowControls(seed=3), drawn, *more)]
+    logits = random_logits(len(rows))
+    largest = logits.argmax(dim=1).numpy().astype(np.int32)
+    assert sample(logits, rows, largest) == sample(logits, rows)
+
+
+@pytest.mark.parametrize("controls", [RowControls(temperature=0), EDITING])
+def test_a_row_whose_largest_logit_is_no_number_is_at_fault(controls: RowControls):
+    largest = np.array([4, -1, 6], np.int32)
+    with pytest.raises(RowFault) as caught:
+        sample(random_logits(3), [row(controls)] * 3, largest)
+    assert caught.value.rows == (1,)
