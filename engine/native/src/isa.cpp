@@ -11,7 +11,11 @@ static void compute(const OctavoModel& model, const OctavoCache& cache, const Oc
   Step<KV> work(model, cache, step, workspace);
   work.plan();
 #pragma omp parallel num_threads(step.threads)
-  work.run(omp_get_thread_num());
+  {
+#pragma omp single
+    work.gather(omp_get_num_threads());
+    work.run(omp_get_thread_num());
+  }
 }
 
 void* workspace_new() { return new Workspace(); }
@@ -34,7 +38,11 @@ static void attend(const OctavoModel& model, const OctavoCache& cache, const Oct
   Step<KV> work(model, cache, step, workspace);
   work.plan();
 #pragma omp parallel num_threads(step.threads)
-  work.attend(layer, queries, out, omp_get_thread_num());
+  {
+#pragma omp single
+    work.gather(omp_get_num_threads());
+    work.attend(layer, queries, out, omp_get_thread_num());
+  }
 }
 
 void attention(void* workspace, const OctavoModel& model, const OctavoCache& cache,

@@ -69,8 +69,13 @@ class Step {
     reserve(w.lines, (size_t)s.threads * stride_);
     scale_ = 1.44269504088896341f / std::sqrt((float)m.head_dim);
     quantised_ = {w.bytes.data(), w.scales.data(), w.sums.data(), stride_};
-    w.team.gather(s.threads, m.layer_count * 5 + 4);
     w.times = {};
+  }
+
+  // How many threads really came, which may be fewer than were asked for: before any of them runs.
+  void gather(int threads) {
+    threads_ = threads;
+    w_.team.gather(threads, m_.layer_count * 5 + 1);
   }
 
   void run(int me) {
@@ -106,7 +111,7 @@ class Step {
     int64_t last_;
   };
 
-  int begin(int thread, int n) const { return (int)((int64_t)n * thread / s_.threads); }
+  int begin(int thread, int n) const { return (int)((int64_t)n * thread / threads_); }
 
   float* line(int me) { return &w_.lines[(size_t)me * stride_]; }
 
@@ -192,7 +197,7 @@ class Step {
   void multiply(const OctavoMatrix& matrix, int rows, int stage, const Put& put) {
     const int panels = matrix.outputs / LANES;
     // Few panels a piece where there is little to share out.
-    const int wide = panels > 16 * s_.threads ? 4 * TILE_PANELS : TILE_PANELS;
+    const int wide = panels > 16 * threads_ ? 4 * TILE_PANELS : TILE_PANELS;
     const int across = (panels + wide - 1) / wide;
     const int down = (rows + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
     for (int piece; (piece = w_.team.take(stage)) < across * down;) {
@@ -441,6 +446,7 @@ class Step {
   Quantised quantised_;
   std::vector<Piece> pieces_;
   std::vector<int32_t> plan_single_;
+  int threads_ = 1;
   int group_, width_, qkv_width_;
   int64_t stride_;
   float scale_;

@@ -1,5 +1,9 @@
 """The native path gives the same logits to the last bit, whatever the batch and the threads."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -82,3 +86,30 @@ def test_logits_that_are_not_numbers_are_noticed(model) -> None:
     batch = make_batch([Work([3, 4], 20, [1])])  # what is before it was never written
     _, best = model.step(batch, batch.token_ids, cache.struct, 1)
     assert best.tolist() == [-1]
+
+
+LIMITED = """
+import sys
+sys.path.insert(0, "tests")
+from tests.engine.native.test_bit_identity import CONFIG, Work, make_batch, native_model, poisoned
+batch = make_batch([Work([1, 2], 0, list(range(20)))])
+model, cache = native_model(CONFIG), poisoned(CONFIG, 4, "int8")
+print(model.step(batch, batch.token_ids, cache.struct, 2)[1].tolist())
+"""
+
+
+@pytest.mark.parametrize("limit", [{}, {"OMP_THREAD_LIMIT": "1"}])
+def test_a_step_ends_although_fewer_threads_came_than_were_asked_for(limit) -> None:
+    native_model(CONFIG).close()  # built, or skipped
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        env={**os.environ, **limit},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    batch = make_batch([Work([1, 2], 0, list(range(20)))])
+    cache = poisoned(CONFIG, 4, "int8")
+    expected = native_model(CONFIG).step(batch, batch.token_ids, cache.struct, 1)[1].tolist()
+    assert done.stdout.split("\n")[0] == str(expected)
