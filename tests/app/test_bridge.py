@@ -14,7 +14,7 @@ from engine.backends.scripted import ScriptedBackend
 from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.cost import LinearCost
-from engine.inbox import Submission
+from engine.inbox import Stop, Submission
 from engine.limits import Limits
 from engine.loop import Engine
 from engine.outputs import FailureKind, FinishReason, Output
@@ -114,7 +114,7 @@ async def test_what_waited_comes_at_once_after_few_wake_ups(house) -> None:
 
 async def test_leaving_the_with_is_the_abort(house) -> None:
     gate = threading.Event()
-    one = house(rows=1, hooks={1: lambda batch: gate.wait(10)})
+    one = house(rows=1, hooks={1: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission(max_tokens=400)) as running:
         await running.next()
         with one.bridge.open(one.submission(max_tokens=400)):
@@ -127,7 +127,7 @@ async def test_leaving_the_with_is_the_abort(house) -> None:
 
 async def test_leaving_by_an_exception_or_a_cancelled_task_aborts_too(house) -> None:
     gate = threading.Event()
-    one = house(hooks={1: lambda batch: gate.wait(10)})
+    one = house(hooks={1: lambda batch: gate.wait(60)})
     entered = asyncio.Event()
 
     async def client() -> None:
@@ -150,7 +150,7 @@ async def test_leaving_by_an_exception_or_a_cancelled_task_aborts_too(house) -> 
 
 async def test_finish_at_ends_the_sequence_as_finished_not_as_cancelled(house) -> None:
     gate = threading.Event()
-    one = house(hooks={1: lambda batch: gate.wait(10)})
+    one = house(hooks={1: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission(max_tokens=900)) as stream:
         await stream.next()
         stream.finish_at(0, 1)
@@ -163,10 +163,12 @@ async def test_finish_at_ends_the_sequence_as_finished_not_as_cancelled(house) -
 
 
 async def test_sequences_end_one_by_one(house) -> None:
-    one = house()
+    gate = threading.Event()
+    one = house(hooks={2: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission(max_tokens=300, n=2)) as stream:
         await stream.next()
         stream.finish_at(1, 1)
+        gate.set()
         rest = await read(stream)
         assert {output.index for output in rest} == {0}
         assert rest[-1].finish.reason is FinishReason.LENGTH
@@ -185,13 +187,14 @@ async def test_the_house_is_full_at_max_open_sequences(house) -> None:
 
 
 async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:
-    # Each step waits until the keen reader has read the one before.
-    turn = threading.Semaphore(1)
-    hooks = {step: lambda batch: turn.acquire(timeout=10) for step in range(120)}
+    # Once both are there, each step waits until the keen reader has read an earlier one.
+    turn = threading.Semaphore(0)
+    hooks = {step: lambda batch: turn.acquire(timeout=60) for step in range(120)}
     one = house(max_lag=50, hooks=hooks)
     cuts: list[str] = []
     with one.bridge.open(one.submission(max_tokens=110), lambda: cuts.append("slow")) as slow:
         with one.bridge.open(one.submission(max_tokens=100)) as keen:
+            turn.release(2)
             read_by_keen = 0
             while batch := await keen.next():
                 read_by_keen += len(batch)
@@ -206,25 +209,34 @@ async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:
 
 
 async def test_draining_refuses_newcomers_and_lets_open_requests_end(house) -> None:
-    one = house()
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission(max_tokens=300)) as stream:
         await stream.next()
         one.bridge.drain()
         with pytest.raises(NotReady) as refusal, one.bridge.open(one.submission()):
             pytest.fail("a draining server let somebody in")
+        gate.set()
         assert refusal.value.failure.kind is FailureKind.SHUTTING_DOWN
         outputs = await read(stream)
         assert outputs[-1].finish.reason is FinishReason.LENGTH
 
 
 async def test_after_the_grace_period_what_is_still_open_fails(house) -> None:
+    # The engine goes on once it has been told to stop, and not before.
     gate = threading.Event()
-    one = house(hooks={3: lambda batch: gate.wait(10)})
+    one = house(hooks={3: lambda batch: gate.wait(60)})
+    post = one.thread.post
+
+    def post_and_open(message) -> None:
+        post(message)
+        if isinstance(message, Stop):
+            gate.set()
+
+    one.thread.post = post_and_open
     with one.bridge.open(one.submission(max_tokens=900)) as stream:
         await stream.next()
         stopping = asyncio.create_task(one.bridge.stop(grace=0.01))
-        await asyncio.sleep(0.05)
-        gate.set()
         outputs = await read(stream)
         await stopping
     assert outputs[-1].finish.failure.kind is FailureKind.SHUTTING_DOWN
