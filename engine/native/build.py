@@ -29,12 +29,17 @@ FLAGS = (
 
 AVX512 = ("f", "bw", "vl", "dq", "vnni")
 
+AVX512_FLAGS = (*(f"-mavx512{part}" for part in AVX512), "-mfma", "-mprefer-vector-width=512")
+AMX_FLAGS = ("-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
+
 X86_SETS = {
-    "avx512": (*(f"-mavx512{part}" for part in AVX512), "-mfma", "-mprefer-vector-width=512"),
+    "amx": (*AVX512_FLAGS, *AMX_FLAGS),
+    "avx512": AVX512_FLAGS,
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
 }
-"""Compiler flags of each instruction set, the best one first."""
+"""Compiler flags of each instruction set, the best one first; one whose flags the compiler does not
+know is left out."""
 
 
 class CannotBuild(Exception):
@@ -72,24 +77,34 @@ def build() -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise CannotBuild("no C++ compiler was found (g++ or clang++; CXX names another one)")
+    sets = {i: flags for i, flags in instruction_sets().items() if _knows(compiler, flags)}
     BUILT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as folder:
-        objects = [Path(folder, f"{isa}.o") for isa in instruction_sets()]
-        dispatch, linked = Path(folder, "dispatch.o"), Path(folder, "linked.so")
+        objects = [Path(folder, f"{isa}.o") for isa in (*sets, "dispatch")]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, _compilations(compiler, objects, dispatch)))
-        _run([compiler, "-shared", "-fopenmp", "-o", linked, dispatch, *objects])
+            list(pool.map(_run, _compilations(compiler, sets, objects)))
+        linked = Path(folder, "linked.so")
+        _run([compiler, "-shared", "-fopenmp", "-o", linked, *objects])
         for old in BUILT.glob("octavo-*.so"):
             old.unlink(missing_ok=True)
         linked.replace(path)
     return path
 
 
-def _compilations(compiler: str, objects: list[Path], dispatch: Path) -> Iterator[list[str | Path]]:
+def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
+    command = [compiler, *flags, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _compilations(
+    compiler: str, sets: dict[str, tuple[str, ...]], objects: list[Path]
+) -> Iterator[list[str | Path]]:
+    """One for each set, and one of the dispatcher, which is told of the sets."""
     start: list[str | Path] = [compiler, *FLAGS, "-c"]
-    for (isa, flags), made in zip(instruction_sets().items(), objects, strict=True):
+    for (isa, flags), made in zip(sets.items(), objects, strict=False):
         yield [*start, *flags, f"-DOCTAVO_ISA={isa}", SOURCES / "isa.cpp", "-o", made]
-    yield [*start, SOURCES / "dispatch.cpp", "-o", dispatch]
+    told = [f"-DOCTAVO_WITH_{isa.upper()}" for isa in sets]
+    yield [*start, *told, SOURCES / "dispatch.cpp", "-o", objects[-1]]
 
 
 def _run(command: list[str | Path]) -> None:

@@ -37,8 +37,8 @@ def suits(config: ModelConfig) -> str | None:
 class NativeModel:
     """The weights, packed; owns the memory that the library reads.
 
-    isa: an instruction set by name ("avx512", "avx2", "portable"), or None for the best one here.
-    Raises ConfigurationError if the processor lacks it.
+    isa: an instruction set by name ("amx", "avx512", "avx2", "portable"), or None for the best
+    one here. Raises ConfigurationError if it cannot be used here.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class NativeModel:
         self._library = library
         self._engine = library.octavo_engine_new(isa.encode() if isa else None)
         if not self._engine:
-            raise ConfigurationError(f"this processor does not have {isa}")
+            raise ConfigurationError(f"the instruction set {isa} cannot be used here")
         self._vocab = config.vocab
         self._kept: list[Tensor] = []
         self._layers = (native.Layer * config.layers)()

@@ -1,6 +1,13 @@
 // The library's functions, each passed on to the code for this processor's instruction set.
+//
+// OCTAVO_WITH_… is defined for each instruction set that the compiler knew (engine/native/build.py).
 #include <cstring>
 #include <new>
+
+#if defined(OCTAVO_WITH_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "abi.h"
 
@@ -15,11 +22,15 @@
                  const float*, float*);                                                      \
   }
 
-
 OCTAVO_DECLARE(portable)
-#if defined(__x86_64__)
+#if defined(OCTAVO_WITH_AVX2)
 OCTAVO_DECLARE(avx2)
+#endif
+#if defined(OCTAVO_WITH_AVX512)
 OCTAVO_DECLARE(avx512)
+#endif
+#if defined(OCTAVO_WITH_AMX)
+OCTAVO_DECLARE(amx)
 #endif
 
 struct OctavoEngine {
@@ -39,43 +50,78 @@ struct OctavoEngine {
     isa::attention                                                                            \
   }
 
+#if defined(OCTAVO_WITH_AVX2)
+static bool can_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
+#if defined(OCTAVO_WITH_AVX512)
 static bool can_avx512() {
-#if defined(__x86_64__)
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
+#if defined(OCTAVO_WITH_AMX)
+// Linux lets a process use tile data only after it has asked to, once for all of its threads:
+// https://docs.kernel.org/arch/x86/xstate.html
+static bool allowed_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
   return false;
 #endif
 }
 
-static bool can_avx2() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
+static bool can_amx() {
+  static const bool can = can_avx512() && __builtin_cpu_supports("avx512bf16") &&
+                          __builtin_cpu_supports("amx-tile") &&
+                          __builtin_cpu_supports("amx-int8") &&
+                          __builtin_cpu_supports("amx-bf16") && allowed_tiles();
+  return can;
 }
+#endif
+
+struct InstructionSet {
+  const char* name;
+  bool (*here)();
+  OctavoEngine* (*make)();
+};
+
+// The best one first.
+static const InstructionSet SETS[] = {
+#if defined(OCTAVO_WITH_AMX)
+    {"amx", can_amx, [] { return OCTAVO_ENGINE(amx); }},
+#endif
+#if defined(OCTAVO_WITH_AVX512)
+    {"avx512", can_avx512, [] { return OCTAVO_ENGINE(avx512); }},
+#endif
+#if defined(OCTAVO_WITH_AVX2)
+    {"avx2", can_avx2, [] { return OCTAVO_ENGINE(avx2); }},
+#endif
+    {"portable", [] { return true; }, [] { return OCTAVO_ENGINE(portable); }},
+};
 
 extern "C" {
 
 // An engine for the instruction set of this name, or for the best one here if it is null or empty;
-// null if the processor lacks it. Not to be used by two threads at once.
+// null if it cannot be used here. Not to be used by two threads at once.
 OctavoEngine* octavo_engine_new(const char* name) {
   const bool any = !name || !*name;
-#if defined(__x86_64__)
-  if ((any || !std::strcmp(name, "avx512")) && can_avx512()) return OCTAVO_ENGINE(avx512);
-  if ((any || !std::strcmp(name, "avx2")) && can_avx2()) return OCTAVO_ENGINE(avx2);
-#endif
-  if (any || !std::strcmp(name, "portable")) return OCTAVO_ENGINE(portable);
+  for (const InstructionSet& set : SETS)
+    if ((any || !std::strcmp(name, set.name)) && set.here()) return set.make();
   return nullptr;
 }
 
-// Whether the processor has the instruction set of this name.
+// Whether the processor, its operating system and the compiler have the instruction set of this
+// name.
 int32_t octavo_has(const char* name) {
-  if (!std::strcmp(name, "avx512")) return can_avx512();
-  if (!std::strcmp(name, "avx2")) return can_avx2();
-  return !std::strcmp(name, "portable");
+  for (const InstructionSet& set : SETS)
+    if (!std::strcmp(name, set.name)) return set.here();
+  return 0;
 }
 
 void octavo_engine_free(OctavoEngine* engine) {

@@ -40,3 +40,22 @@ def test_the_name_changes_with_the_sources(elsewhere, monkeypatch) -> None:
         (sources / source.name).write_bytes(source.read_bytes() + b"\n")
     monkeypatch.setattr(build, "SOURCES", sources)
     assert build.library_path() != before
+
+
+def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
+    elsewhere, monkeypatch
+) -> None:
+    compiler, log = elsewhere / "old", elsewhere / "log"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-mamx*) echo "unrecognized option" >&2; exit 1;; esac\n'
+        f'echo "$*" >> {log}\n'
+        'while [ $# -gt 1 ]; do [ "$1" = -o ] && : > "$2"; shift; done\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "instruction_sets", lambda: build.X86_SETS)
+    assert build.build().exists()
+    assert "OCTAVO_WITH_AVX512" in log.read_text()
+    assert "OCTAVO_ISA=avx512" in log.read_text()
+    assert "AMX" not in log.read_text()

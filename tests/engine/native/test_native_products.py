@@ -10,7 +10,7 @@ from tests.engine.native.tiny import ISAS, library
 
 def products(isa: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     if not library().octavo_has(isa.encode()):
-        pytest.skip(f"this processor has no {isa}")
+        pytest.skip(f"{isa} cannot be used here")
     engine = library().octavo_engine_new(isa.encode())
     packed = native.pack(torch.from_numpy(w))
     outputs, inputs = packed.shape[0] * 16, packed.shape[1] * 4

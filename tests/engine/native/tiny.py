@@ -18,7 +18,7 @@ from engine.native.library import open_library
 from engine.native.model import NativeModel
 from tests.engine.models.tiny_llama import CONFIG, random_tensors
 
-ISAS = ["portable", "avx2", "avx512"]
+ISAS = ["portable", "avx2", "avx512", "amx"]
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def int8_weights(config: ModelConfig = CONFIG, seed: int = 0) -> Weights:
 def native_model(config: ModelConfig = CONFIG, isa: str | None = None, seed: int = 0):
     """The library's model; skips where the processor lacks the instruction set."""
     if isa is not None and not library().octavo_has(isa.encode()):
-        pytest.skip(f"this processor has no {isa}")
+        pytest.skip(f"{isa} cannot be used here")
     return NativeModel(library(), int8_weights(config, seed), config, rope_table(config), isa=isa)
 
 
