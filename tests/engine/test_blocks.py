@@ -488,7 +488,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.world.end()
 
 
-PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 test_any_order_of_moves_keeps_pool_and_cache_whole = PoolMachine.TestCase
 
 

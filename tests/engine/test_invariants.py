@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.beams import branching, search_alone
 from support.built_in import BUILT_IN
@@ -162,12 +162,7 @@ def run(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> W
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("policy", ODD_POLICIES)
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=EXAMPLES)
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_invariants_hold_and_every_request_ends_with_its_own_tokens(
     policy, depth, arrivals, setup
@@ -183,12 +178,7 @@ def test_an_admission_owed_to_the_oldest_counts_although_it_displaces_somebody_o
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("policy", ODD_POLICIES)
-@settings(
-    max_examples=EXAMPLES // 8,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=EXAMPLES // 8)
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_invariants_hold_where_blocks_are_reserved(policy, depth, arrivals, setup) -> None:
     watch = run(policy, depth, arrivals, {**setup, "allocation": RESERVE})
@@ -198,12 +188,7 @@ def test_invariants_hold_where_blocks_are_reserved(policy, depth, arrivals, setu
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("policy", BUILT_IN.values(), ids=BUILT_IN)
-@settings(
-    max_examples=EXAMPLES // 4,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=EXAMPLES // 4)
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_they_hold_under_every_built_in_policy(policy, depth, arrivals, setup) -> None:
     run(policy, depth, arrivals, setup)
@@ -213,12 +198,7 @@ def test_they_hold_under_every_built_in_policy(policy, depth, arrivals, setup) -
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("policy", ODD_POLICIES)
-@settings(
-    max_examples=MANY_EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=MANY_EXAMPLES)
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_invariants_hold_in_many_more_examples(policy, depth, arrivals, setup) -> None:
     run(policy, depth, arrivals, setup)

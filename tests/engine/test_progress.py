@@ -37,7 +37,7 @@ def test_prompts_are_owed_a_window_of_tokens_or_all_they_lack() -> None:
     assert window.owed(17, [], lacking=84) == NOTHING
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     budget=st.integers(2, 8),
     fill=st.floats(0.1, 1.0),

@@ -18,7 +18,7 @@ MOVES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MOVES)
 def test_the_heap_equals_a_sorted_dictionary_under_any_moves(moves) -> None:
     heap: AddressableHeap[int] = AddressableHeap()
@@ -59,7 +59,7 @@ def request(ticket: int) -> Request:
     return Request(Submission(ticket, [1], 1, RowControls(), arrival=0.0), ticket, memory)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), min_size=1, max_size=40

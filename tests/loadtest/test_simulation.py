@@ -167,7 +167,7 @@ def test_the_tick_is_called_once_for_each_request_that_has_ended() -> None:
     assert len(ticks) == len(BY_HAND)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     arrivals=st.lists(
         st.builds(

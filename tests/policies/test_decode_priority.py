@@ -135,7 +135,7 @@ def play(watch: Watch, traffic: list[Traffic]) -> None:
     raise AssertionError("a request never ended")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     traffic=TRAFFIC,
     slack=st.integers(0, 2),

@@ -20,7 +20,7 @@ PRICES = [(1.0, 2.0), (8.0, 1.0), (1.0, 0.0)]
 SEEDS = st.integers(0, 10**6)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(seed=SEEDS, prices=st.sampled_from(PRICES))
 def test_two_tenants_that_wait_get_the_same_within_the_bound(seed, prices) -> None:
     shares = {"input_price": prices[0], "output_price": prices[1]}
@@ -46,7 +46,7 @@ def test_the_traffic_of_that_test_is_shared_unevenly_by_fcfs_and_has_all_that_is
     assert cancels > 5
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6)
 @given(seed=SEEDS)
 def test_the_bound_holds_over_the_time_in_charge_although_fcfs_takes_turns(seed) -> None:
     def turns(books: Books, step: int):
@@ -214,7 +214,7 @@ def test_prices_that_mean_nothing_are_refused(params, complaint) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS, prices=st.sampled_from(PRICES))
 def test_the_bound_holds_over_much_more_traffic(seed, prices) -> None:
     shares = {"input_price": prices[0], "output_price": prices[1]}

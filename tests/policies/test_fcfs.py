@@ -12,14 +12,14 @@ from support.traffic import SETUPS, VISITS, Visit, play, started
 from policies.fcfs import FCFS
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(visits=VISITS, setup=SETUPS)
 def test_nobody_is_overtaken_and_who_gave_way_keeps_its_place(visits, setup) -> None:
     for admission in play(FCFS, visits, **setup).admissions:
         assert admission.request < min(admission.waiting, default=len(visits) + 1)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(visits=VISITS, setup=SETUPS, passes=st.integers(1, 3))
 def test_with_backfill_nobody_is_overtaken_by_more_than_it_says(visits, setup, passes) -> None:
     overtaken: Counter[int] = Counter()

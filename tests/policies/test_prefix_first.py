@@ -20,7 +20,7 @@ PRICES = (1.0, 2.0)
 QUANTUM = 60.0
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_two_tenants_that_wait_get_the_same_within_the_bound(seed) -> None:
     books, harness = compete(
@@ -58,7 +58,7 @@ class Checked(PrefixFirst):
         return super().observe(events)
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6), ageing=st.sampled_from([0.0, 500.0, 20_000.0]))
 def test_of_a_tenant_the_longest_cached_prefix_is_next_whatever_happens(seed, ageing) -> None:
     Checked.everybody, Checked.checked = {}, 0

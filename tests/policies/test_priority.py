@@ -14,7 +14,7 @@ from policies.priority import Priority
 # ---------------------------------------------------------------- bounds
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(visits=VISITS, setup=SETUPS)
 def test_strict_classes_are_served_in_order_and_each_of_them_as_it_came(visits, setup) -> None:
     run = play(Priority, visits, **setup)
@@ -28,7 +28,7 @@ def test_strict_classes_are_served_in_order_and_each_of_them_as_it_came(visits, 
         assert run.visit(newcomer).priority < run.visit(victim).priority
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(visits=VISITS, setup=SETUPS, ageing_ms=st.integers(1, 20))
 def test_with_ageing_a_better_class_overtakes_only_within_so_much_for_each_class(
     visits, setup, ageing_ms

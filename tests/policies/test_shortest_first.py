@@ -12,7 +12,7 @@ from support.traffic import SETUPS, VISITS, Visit, play, started
 from policies.shortest_first import ShortestFirst
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(visits=VISITS, setup=SETUPS, tokens_per_ms=st.integers(1, 30))
 def test_a_request_is_overtaken_only_within_the_time_its_own_length_is_worth(
     visits, setup, tokens_per_ms

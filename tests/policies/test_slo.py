@@ -95,7 +95,7 @@ def token_by_token(jobs: tuple[Job, ...], now: int) -> bool:
 UNIT = LinearCost(prompt_token=1.0, decode=1.0)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.builds(
@@ -130,7 +130,7 @@ def one_by_one(jobs: Sequence[Job], cost: LinearCost, budget: int) -> bool:
     return any(meets(order) for order in itertools.permutations(jobs))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     jobs=st.lists(
         st.builds(Job, st.just(0), st.integers(2, 30), st.integers(5, 120)), min_size=1, max_size=5
@@ -288,7 +288,7 @@ TRAFFIC = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     traffic=TRAFFIC,
     blocks=st.integers(6, 20),

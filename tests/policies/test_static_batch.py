@@ -34,7 +34,7 @@ def totals(harness: Harness) -> dict[str, int]:
     return harness.policy.export()["static_batch"]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(visits=VISITS, setup=SETUPS, size=st.integers(1, 5))
 def test_whoever_came_after_a_batch_began_waits_for_all_of_it(visits, setup, size) -> None:
     run = play(partial(StaticBatch, size=size), visits, **setup)
