@@ -181,6 +181,10 @@ class Bridge:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace)
         self._end()
+        await self.ended()
+
+    async def ended(self) -> None:
+        """Wait until the engine thread has ended, and everybody has been told so."""
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, STUCK_S)
             if self._thread.alive:

@@ -52,7 +52,7 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._reload = reload
-        self._reloading: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._listener = listener
         self._bridge = bridge
         self._grace_s = grace_s
@@ -66,15 +66,15 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
+        self._loop.add_signal_handler(signal.SIGHUP, self._begin, self._reload)
         await super().startup(sockets)
         if self.started:
             log.info("listening on %s", self._listener.url)
 
-    def _begin_reload(self) -> None:
-        task = asyncio.ensure_future(self._reload())
-        self._reloading.add(task)
-        task.add_done_callback(self._reloading.discard)
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.ensure_future(work())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called in the main thread between two bytecodes: hand over, do nothing here."""
@@ -103,8 +103,11 @@ class DrainingServer(uvicorn.Server):
     def _end_within(self, grace_s: float) -> None:
         """Requests that are open then are told so; clients who do not read that are hung up on."""
         self._bridge.drain(grace_s)
-        asyncio.get_running_loop().call_later(grace_s + LAST_WORDS_S, self._hang_up)
+        asyncio.get_running_loop().call_later(grace_s, self._begin, self._hang_up)
 
-    def _hang_up(self) -> None:
+    async def _hang_up(self) -> None:
+        """Once the engine has ended, which is after its step, there are last words to read."""
+        await self._bridge.ended()
+        await asyncio.sleep(LAST_WORDS_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

@@ -17,6 +17,16 @@ import pytest
 
 SIMULATED = ["--set", "engine.backend=simulated", "--set", "server.port=0"]
 
+ENDLESS = 5000
+"""Tokens of a stream that at the pace of SLOW goes on for longer than any of this takes."""
+
+SLOW = ["--set", "engine.simulated.base_s=0.05"]
+
+PATIENT = ["--set", "server.shutdown_grace_s=1000"]
+
+HANG_S = 100
+"""Seconds after which something hangs, on however busy a machine."""
+
 
 class Process:
     """`octavo serve` with its stderr read in the background."""
@@ -43,15 +53,25 @@ class Process:
         self._ready.set()
 
     def ready(self) -> str:
-        assert self._ready.wait(60)
+        assert self._ready.wait(HANG_S)
         assert self.url, "".join(self.lines)
         return self.url
 
     def wait(self) -> int:
-        code = self.process.wait(30)
+        code = self.process.wait(HANG_S)
         self._reader.join()
         self.process.stderr.close()
         return code
+
+    def told(self, words: str) -> str:
+        """The first line with these words in it; waits for it."""
+        deadline = time.monotonic() + HANG_S
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if words in line:
+                    return line
+            time.sleep(0.02)
+        raise AssertionError("".join(self.lines))
 
 
 @contextlib.contextmanager
@@ -67,7 +87,7 @@ def serving(directory: Path, *arguments: str) -> Iterator[Process]:
 def test_it_answers_without_a_model_file_and_without_torch(tmp_path) -> None:
     with serving(tmp_path, *SIMULATED) as one:
         body = {"prompt": "x", "max_tokens": 5}
-        reply = httpx2.post(one.ready() + "/v1/completions", json=body).json()
+        reply = httpx2.post(one.ready() + "/v1/completions", json=body, timeout=HANG_S).json()
         assert reply["choices"][0]["text"] == "abcde"
         one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0
@@ -76,31 +96,49 @@ def test_it_answers_without_a_model_file_and_without_torch(tmp_path) -> None:
     assert not list(tmp_path.iterdir()), "nothing was fetched"
 
 
-def stream_lines(url: str, max_tokens: int, lines: list[str], begun: threading.Event) -> None:
-    body = {"prompt": "x", "max_tokens": max_tokens, "stream": True}
-    with httpx2.stream("POST", url + "/v1/completions", json=body, timeout=60) as reply:
-        for line in reply.iter_lines():
-            lines.append(line)
-            begun.set()
+class Client:
+    """Reads a stream in the background; `said` are its lines so far that are not empty."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self.said: list[str] = []
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(url, max_tokens))
+        self._thread.start()
+        assert self._begun.wait(HANG_S)
+
+    def _read(self, url: str, max_tokens: int) -> None:
+        body = {"prompt": "x", "max_tokens": max_tokens, "stream": True}
+        url += "/v1/completions"
+        with (
+            contextlib.suppress(httpx2.HTTPError),
+            httpx2.stream("POST", url, json=body, timeout=HANG_S) as reply,
+        ):
+            for line in filter(None, reply.iter_lines()):
+                self.said.append(line)
+                self._begun.set()
+
+    @property
+    def reads(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> list[str]:
+        """Everything it read, to the end of the stream."""
+        self._thread.join(HANG_S)
+        assert not self.reads
+        return self.said
 
 
-@pytest.mark.parametrize(("grace", "finishes"), [("30", True), ("0.2", False)])
+@pytest.mark.parametrize(("grace", "tokens"), [("1000", 20), ("0.2", ENDLESS)])
 def test_sigterm_lets_a_stream_end_within_the_grace_period_and_no_longer(
-    tmp_path, grace: str, finishes: bool
+    tmp_path, grace: str, tokens: int
 ) -> None:
-    pace = ["--set", "engine.simulated.base_s=0.02"]
-    with serving(tmp_path, *SIMULATED, *pace, "--set", f"server.shutdown_grace_s={grace}") as one:
-        lines: list[str] = []
-        begun = threading.Event()
-        client = threading.Thread(target=stream_lines, args=(one.ready(), 100, lines, begun))
-        client.start()
-        assert begun.wait(30)
+    with serving(tmp_path, *SIMULATED, *SLOW, "--set", f"server.shutdown_grace_s={grace}") as one:
+        client = Client(one.ready(), tokens)
         one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0
-        client.join(30)
-    said = [line for line in lines if line]
+        said = client.end()
     assert said[-1] == "data: [DONE]"
-    if finishes:
+    if tokens < ENDLESS:
         assert '"finish_reason":"length"' in said[-2]
         assert not any(line.startswith("event: error") for line in said)
     else:
@@ -109,61 +147,42 @@ def test_sigterm_lets_a_stream_end_within_the_grace_period_and_no_longer(
 
 
 def test_a_second_signal_cuts(tmp_path) -> None:
-    with serving(tmp_path, *SIMULATED, "--set", "engine.simulated.base_s=0.05") as one:
-        lines: list[str] = []
-        begun = threading.Event()
-
-        def client() -> None:
-            with contextlib.suppress(httpx2.HTTPError):
-                stream_lines(one.url, 5000, lines, begun)
-
-        one.ready()
-        thread = threading.Thread(target=client)
-        thread.start()
-        assert begun.wait(30)
-        started = time.monotonic()
+    with serving(tmp_path, *SIMULATED, *SLOW, *PATIENT) as one:
+        client = Client(one.ready(), ENDLESS)
         one.process.send_signal(signal.SIGINT)
         one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0
-        assert time.monotonic() - started < 20, "5000 tokens would take 250 s"
-        thread.join(30)
-        assert "shutting_down" in [line for line in lines if line][-2]
+        assert "shutting_down" in client.end()[-2]
         logged = [json.loads(line) for line in one.lines]
     assert not [line for line in logged if line["level"] == "error" or "exception" in line]
     assert len([line for line in logged if line["event"].startswith("cutting requests")]) == 1
 
 
 def test_the_first_signal_says_who_is_waited_for_and_how_long(tmp_path) -> None:
-    pace = ["--set", "engine.simulated.base_s=0.02", "--set", "server.shutdown_grace_s=25"]
-    with serving(tmp_path, *SIMULATED, *pace) as one:
-        begun = threading.Event()
-        client = threading.Thread(target=stream_lines, args=(one.ready(), 60, [], begun))
-        client.start()
-        assert begun.wait(30)
+    with serving(tmp_path, *SIMULATED, *SLOW, *PATIENT) as one:
+        client = Client(one.ready(), ENDLESS)
+        one.process.send_signal(signal.SIGTERM)
+        assert "in flight, 1, may go on for 1000 s" in one.told("draining")
         one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0
-        client.join(30)
-        (said,) = [line for line in one.lines if "draining" in line]
-    assert "in flight, 1, may go on for 25 s" in said
+        client.end()
 
 
 def test_a_server_that_drains_refuses_connections_and_closes_idle_ones(tmp_path) -> None:
-    with serving(tmp_path, *SIMULATED, "--set", "engine.simulated.base_s=0.05") as one:
-        begun = threading.Event()
+    with serving(tmp_path, *SIMULATED, *SLOW, *PATIENT) as one:
         address = ("127.0.0.1", int(one.ready().rsplit(":", 1)[1]))
-        with socket.create_connection(address, timeout=30) as idle:
+        with socket.create_connection(address, timeout=HANG_S) as idle:
             idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK")
-            client = threading.Thread(target=stream_lines, args=(one.url, 60, [], begun))
-            client.start()
-            assert begun.wait(30)
+            client = Client(one.url, ENDLESS)
             one.process.send_signal(signal.SIGTERM)
             assert idle.recv(1000) == b""
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(address, timeout=30)
-            assert client.is_alive(), "the stream goes on meanwhile"
-        client.join(30)
+                socket.create_connection(address, timeout=HANG_S)
+            assert client.reads, "the stream goes on meanwhile"
+        one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0
+        client.end()
 
 
 def test_a_client_that_never_reads_does_not_outlast_the_grace_period(tmp_path) -> None:
@@ -247,13 +266,7 @@ def test_sighup_reads_the_configuration_again(tmp_path) -> None:
         url = one.ready()
 
         def told(event: str) -> dict:
-            deadline = time.monotonic() + 30
-            while time.monotonic() < deadline:
-                for line in list(one.lines):
-                    if f'"{event}"' in line:
-                        return json.loads(line)
-                time.sleep(0.05)
-            raise AssertionError("".join(one.lines))
+            return json.loads(one.told(f'"{event}"'))
 
         file.write_text("scheduler: {policy: sloo}", encoding="utf-8")
         one.process.send_signal(signal.SIGHUP)
@@ -262,6 +275,6 @@ def test_sighup_reads_the_configuration_again(tmp_path) -> None:
         one.process.send_signal(signal.SIGHUP)
         swapped = told("policy swapped")
         assert (swapped["by"], swapped["old"], swapped["new"]) == ("SIGHUP", "fcfs", "slo")
-        assert httpx2.get(url + "/health").status_code == 200
+        assert httpx2.get(url + "/health", timeout=HANG_S).status_code == 200
         one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0

@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -14,7 +15,7 @@ from app.compose import compose
 from app.config import load_config
 from app.text.files import load_tokenizer
 from engine.errors import ConfigurationError
-from tests.app.test_serve import serving
+from tests.app.test_serve import HANG_S, serving
 from tests.app.text.tiny_tokenizers import train, write_folder
 
 CPU = ["--set", "engine.backend=cpu", "--set", "engine.kv_memory=16MiB", "--set", "server.port=0"]
@@ -45,6 +46,10 @@ def folder(model: Qwen2ForCausalLM, tmp_path_factory: pytest.TempPathFactory) ->
     return write_folder(path, train("byte-level"), config=saved)
 
 
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    return httpx2.post(url, json=body, timeout=HANG_S).json()
+
+
 def continuation(model: Qwen2ForCausalLM, ids: list[int], count: int) -> list[int]:
     """`count` greedy tokens after `ids`, by transformers."""
     with torch.inference_mode():
@@ -57,18 +62,18 @@ def test_a_folder_is_served_under_its_name(folder: Path, model: Qwen2ForCausalLM
     tokenizer = load_tokenizer(folder)
     with serving(tmp_path, *CPU, *FLOAT32, "--set", f"model.path={folder}") as server:
         url = server.ready()
-        assert httpx2.get(url + "/v1/models").json()["data"][0]["id"] == NAME
-        ids = httpx2.post(url + "/tokenize", json={"prompt": "The quick fox"}).json()["tokens"]
+        assert httpx2.get(url + "/v1/models", timeout=HANG_S).json()["data"][0]["id"] == NAME
+        ids = post(url + "/tokenize", {"prompt": "The quick fox"})["tokens"]
         assert ids[0] == tokenizer.control["<s>"]
         greedy = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
         body = {"model": NAME, "prompt": "The quick fox", **greedy}
-        reply = httpx2.post(url + "/v1/completions", json=body).json()
+        reply = post(url + "/v1/completions", body)
         assert reply["usage"]["completion_tokens"] == 12
         expected = tokenizer.decode(continuation(model, ids, 12))
         assert reply["choices"][0]["text"] == expected
 
         body = {"model": NAME, "messages": [{"role": "user", "content": "fox"}], **greedy}
-        reply = httpx2.post(url + "/v1/chat/completions", json=body).json()
+        reply = post(url + "/v1/chat/completions", body)
         marks = [tokenizer.control[mark] for mark in ("<s>", "<|im_start|>", "<|im_end|>")]
         chat = [*marks[:2], *tokenizer.encode("fox"), marks[2]]
         expected = tokenizer.decode(continuation(model, chat, 12))
@@ -94,7 +99,7 @@ def test_the_format_of_the_kv_cache_decides_how_many_blocks_there_are(folder: Pa
     with serving(tmp_path, *CPU, *(f"--set={key}={value}" for key, value in wanted.items())) as one:
         url = one.ready()
         body = {"model": NAME, "prompt": "The quick fox", "max_tokens": 5, "ignore_eos": True}
-        reply = httpx2.post(url + "/v1/completions", json=body).json()
+        reply = post(url + "/v1/completions", body)
         assert reply["usage"]["completion_tokens"] == 5
         one.process.send_signal(signal.SIGTERM)
         assert one.wait() == 0
