@@ -29,6 +29,7 @@ KEY = "admin-key"
 def no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("OCTAVO_ADMIN_KEY", raising=False)
+    monkeypatch.setattr(admin_client, "TIMEOUT_S", 60.0)
 
 
 def run(*arguments: str, **options: Any) -> Result:
@@ -260,9 +261,10 @@ def said(*answers: tuple[int, bytes], arguments: tuple[str, ...] = ()) -> tuple[
 
 
 def test_nobody_there_is_one_line_and_exit_code_1() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    result = run("--url", url)
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = run("--url", url)
     assert result.exit_code == 1
     assert result.stderr == f"Error: {url} cannot be reached: connection refused\n"
 

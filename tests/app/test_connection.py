@@ -12,7 +12,7 @@ async def test_hanging_up_comes_after_the_last_words(monkeypatch):
     with last_words({"type": "http", HANG_UP: gone.set}) as begin:
         begin()
         assert not gone.is_set()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
 
 
 async def test_a_reply_that_ends_in_time_keeps_its_connection(monkeypatch):

@@ -388,7 +388,7 @@ class Live:
         """Wait until so many sequences have ended."""
         ends: list[Output] = []
         while len(ends) < many:
-            output = self.news.get(timeout=10)
+            output = self.news.get(timeout=60)
             if output.finish is not None:
                 ends.append(output)
         return ends
@@ -405,7 +405,7 @@ def live() -> Iterator[Callable[[Harness], Live]]:
     yield start
     for one in started:
         one.post(Stop())
-        one.thread.join(10)
+        one.thread.join(60)
         assert not one.thread.alive
 
 
@@ -448,7 +448,7 @@ def test_a_broken_engine_ends_everybody_with_an_error(
         ask.submit(harness)
     one.post()
     one.thread.start()
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     assert one.thread.ended.kind is FailureKind.ENGINE_FAULT
     assert failed(harness)
     for key, text in expected.items():
@@ -477,7 +477,7 @@ def test_who_wrote_in_the_same_post_as_the_message_that_broke_the_engine_is_answ
     behind = [ask.submit(harness) for ask in (second, third)]
     one.post()
     one.thread.start()
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     for request in (running, *behind):
         (output,) = harness.outputs[request, 0]
         assert output.finish.failure.kind is FailureKind.ENGINE_FAULT
@@ -491,7 +491,7 @@ def test_a_submission_that_breaks_the_engine_is_answered_once(live, broken: int)
     requests = [ask.submit(harness) for ask in asks(3)]
     one.post()
     one.thread.start()
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     for request in requests:
         assert [output.finish.reason for output in harness.outputs[request, 0]] == [
             FinishReason.ERROR
@@ -507,7 +507,7 @@ def test_while_a_step_stalls_anybody_may_post_and_is_served_afterwards(
 
     def wait() -> None:
         stalled.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
 
     hooks = {step: stall_until(wait)}
     backend = ScriptedBackend(BLOCKS, script=hashed, hooks=hooks, branches=branching)
@@ -517,12 +517,12 @@ def test_while_a_step_stalls_anybody_may_post_and_is_served_afterwards(
     early = [ask.submit(harness) for ask in wanted[:6]]
     one.post()
     one.thread.start()
-    assert stalled.wait(10)
+    assert stalled.wait(60)
     heard = one.news.qsize()
     late = [ask.submit(harness) for ask in wanted[6:]]
     poster = threading.Thread(target=one.post, args=(Abort(early[0]), Abort(late[0])))
     poster.start()
-    poster.join(10)
+    poster.join(60)
     assert not poster.is_alive(), "posting waits for nobody"
     assert one.news.qsize() == heard, "nothing can have been computed"
     gone = {early[0], late[0]}
@@ -538,7 +538,7 @@ def test_while_a_step_stalls_anybody_may_post_and_is_served_afterwards(
 
 def test_a_stop_during_a_stall_ends_everybody_who_is_open(live) -> None:
     gate = threading.Event()
-    hooks = {2: stall_until(lambda: gate.wait(10))}
+    hooks = {2: stall_until(lambda: gate.wait(60))}
     backend = ScriptedBackend(BLOCKS, script=hashed, hooks=hooks, branches=branching)
     harness = engine(backend, depth=1)
     one = live(harness)
@@ -546,7 +546,7 @@ def test_a_stop_during_a_stall_ends_everybody_who_is_open(live) -> None:
     one.post(Stop())
     gate.set()
     one.thread.start()
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     for request in requests:
         assert harness.end(request).failure.kind is FailureKind.SHUTTING_DOWN
 

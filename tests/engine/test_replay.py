@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from support.engines import NO_CPU_LIMIT
 
 from engine.backends.simulated import SimulatedBackend
 from engine.blocks import BlockPool
@@ -34,6 +35,7 @@ class Run:
             policy(services=Services(COST, random.Random(0))),
             BlockPool(64),
             Limits(step_tokens=64, rows=8, model_len=512),
+            guard=NO_CPU_LIMIT,
         )
         self.engine = Engine(
             scheduler=self.scheduler,

@@ -54,7 +54,7 @@ class Runner:
     def end_of(self, number: int) -> Output:
         """Wait for the request's last output."""
         while True:
-            output = self.outputs.get(timeout=10)
+            output = self.outputs.get(timeout=60)
             if output.request == number and output.finish is not None:
                 return output
 
@@ -71,7 +71,7 @@ def runner():
     yield start
     for one in started:
         one.thread.post(Stop())
-        one.thread.join(10)
+        one.thread.join(60)
         assert not one.thread.alive
 
 
@@ -87,7 +87,7 @@ def test_requests_are_answered_and_an_idle_thread_takes_no_steps(runner) -> None
 
 def test_stop_fails_what_is_open_and_ends_the_thread(runner) -> None:
     gate = threading.Event()
-    one = runner(hooks={0: lambda batch: gate.wait(10)})
+    one = runner(hooks={0: lambda batch: gate.wait(60)})
     one.submit(1, max_tokens=400)
     one.submit(2, max_tokens=400)
     one.thread.post(Stop())
@@ -96,7 +96,7 @@ def test_stop_fails_what_is_open_and_ends_the_thread(runner) -> None:
     for number in (1, 2, 3):
         failure = one.end_of(number).finish.failure
         assert failure.kind is FailureKind.SHUTTING_DOWN
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     assert one.thread.ended.kind is FailureKind.SHUTTING_DOWN
 
 
@@ -110,15 +110,17 @@ class BrokenScheduler(Scheduler):
 
 
 def test_a_broken_loop_fails_everybody_and_says_so(runner) -> None:
-    one = runner(scheduler=BrokenScheduler)
+    gate = threading.Event()
+    one = runner(scheduler=BrokenScheduler, hooks={0: lambda batch: gate.wait(60)})
     for number in range(1, 12):  # more than there are rows: some wait
         one.submit(number, max_tokens=400)
+    gate.set()
     for number in range(1, 12):
         finish = one.end_of(number).finish
         assert finish.reason is FinishReason.ERROR
         assert finish.failure.kind is FailureKind.ENGINE_FAULT
         assert "planted" not in finish.failure.message
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     assert one.thread.ended.kind is FailureKind.ENGINE_FAULT
 
 
@@ -137,7 +139,7 @@ def test_whoever_posts_around_the_end_is_failed_there_or_sees_it_ended(runner) -
         thread.start()
     for thread in threads:
         thread.join()
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     answered = set()
     while not one.outputs.empty():
         output = one.outputs.get()
@@ -182,7 +184,7 @@ def test_aborts_at_random_moments_leak_nothing(runner) -> None:
     one.submit(1000, max_tokens=1)
     one.end_of(1000)
     one.thread.post(Stop())
-    assert one.exited.wait(10)
+    assert one.exited.wait(60)
     one.scheduler.check()
     counters = one.scheduler.counters
     assert counters.arrived == 200

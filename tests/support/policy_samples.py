@@ -76,10 +76,12 @@ class Held(Policy):
     """Is not made before somebody opens the gate."""
 
     gate = threading.Event()
+    making = threading.Event()
 
     def __init__(self, *, services: Services) -> None:
         super().__init__(services=services)
-        assert self.gate.wait(10), "nobody opened the gate"
+        self.making.set()
+        assert self.gate.wait(60), "nobody opened the gate"
 
 
 class Exiting(Policy):

@@ -112,7 +112,7 @@ class VirtualHouse:
         self.thread.mail += mail
         before = len(self.thread.mail)
         replies = [asyncio.ensure_future(self.client.get(path)) for path in paths]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.thread.mail) < before + len(replies):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         letters, self.thread.mail = self.thread.mail, []

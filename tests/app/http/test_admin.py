@@ -140,7 +140,7 @@ async def test_what_a_prompt_left_behind_is_cached(house) -> None:
 async def running(**body):
     """A house with one request, held in its third step until somebody has asked for a look."""
     gate = threading.Event()
-    hooks = {2: stall_until(lambda: gate.wait(10))}
+    hooks = {2: stall_until(lambda: gate.wait(60))}
     async with serving(admin_key=KEY, hooks=hooks) as house:
 
         async def look(**params):
@@ -194,7 +194,7 @@ async def test_blocks_of_requests_that_are_not_listed_are_still_owned() -> None:
 async def test_an_engine_that_does_not_answer_in_time_is_a_503(monkeypatch) -> None:
     monkeypatch.setattr(bridge, "INSPECTION_S", 0.05)
     gate = threading.Event()
-    async with serving(admin_key=KEY, hooks={1: stall_until(lambda: gate.wait(10))}) as house:
+    async with serving(admin_key=KEY, hooks={1: stall_until(lambda: gate.wait(60))}) as house:
         body = {"prompt": "x", "max_tokens": 4, "stream": True}
         async with house.client.stream("POST", COMPLETIONS, json=body):
             await until(lambda: len(house.backend.batches) == 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,11 +128,15 @@ async def test_all_beams_count_towards_what_the_house_holds() -> None:
 
 
 async def test_whoever_leaves_a_search_frees_its_beams() -> None:
-    async with serving(branches=branches, model_len=1024, blocks=256) as house:
+    gate = threading.Event()
+    hooks = {5: lambda batch: gate.wait(60)}
+    async with serving(branches=branches, model_len=1024, blocks=256, hooks=hooks) as house:
         body = json.dumps({"prompt": "hello"} | BEAMS | {"max_tokens": 900})
         asking = asyncio.ensure_future(house.post(COMPLETIONS, body.encode()))
-        await until(lambda: house.scheduler.live == 1)
+        await until(lambda: len(house.backend.batches) == 6)
         asking.cancel()
+        await until(lambda: house.bridge.open_requests == 0)
+        gate.set()
         await house.idle()
         assert house.scheduler.counters.cancelled == 1
 

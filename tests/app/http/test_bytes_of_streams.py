@@ -140,7 +140,7 @@ async def test_a_stop_string_cuts_exactly_wherever_tokens_end(path, stop, text, 
 async def test_a_stop_string_ends_the_computation_too():
     answered = threading.Event()
     async with serving(
-        script=lambda row: 68, hooks={10: lambda batch: answered.wait(10)}, model_len=1024
+        script=lambda row: 68, hooks={10: lambda batch: answered.wait(60)}, model_len=1024
     ) as house:
         body = {"prompt": "x", "max_tokens": 900, "stop": "DDD"}
         reply = (await house.post(COMPLETIONS, body)).json()
@@ -190,7 +190,7 @@ async def test_a_row_fault_midstream_ends_that_stream_and_no_other():
     letters = {1: 65, 2: 66}
     async with serving(
         script=lambda row: letters.get(row.tokens[0], 67),
-        hooks={0: lambda batch: together.wait(10)},
+        hooks={0: lambda batch: together.wait(60)},
         nan_rows={4: [0]},
     ) as house:
 
@@ -219,7 +219,7 @@ async def test_a_row_fault_midstream_ends_that_stream_and_no_other():
 
 async def test_a_token_is_on_the_wire_while_the_next_is_computed():
     gate = threading.Event()
-    async with serving(hooks={1: lambda batch: gate.wait(10)}) as house:
+    async with serving(hooks={1: lambda batch: gate.wait(60)}) as house:
         body = {"prompt": "AB", "max_tokens": 2, "stream": True}
         async with house.client.stream("POST", COMPLETIONS, json=body) as reply:
             reading = reply.aiter_bytes()

@@ -43,7 +43,7 @@ class Socket:
 def held_at(step: int):
     """A gate that the engine waits at before it computes `step`."""
     gate = threading.Event()
-    return gate, {step: lambda batch: gate.wait(20)}
+    return gate, {step: lambda batch: gate.wait(60)}
 
 
 @STREAM
@@ -173,13 +173,16 @@ def who_never_reads(house: House, **fields):
 
 async def test_a_stream_that_is_cut_for_lag_ends_its_connection(monkeypatch):
     monkeypatch.setattr(connection, "LAST_WORDS_S", 0.05)
-    async with serving(model_len=4096, blocks=300, max_lag=50, send_buffer=1) as house:
+    gate, hooks = held_at(3000)  # with the buffers full, and many more than `max_lag` behind them
+    options = {"model_len": 4096, "blocks": 300, "max_lag": 50, "send_buffer": 1}
+    async with serving(**options, hooks=hooks) as house:
         with (
             structlog.testing.capture_logs() as lines,
             who_never_reads(house, max_tokens=4000, stream=True),
         ):
-            await until(lambda: house.bridge.open_requests == 1)
+            await until(lambda: house.scheduler.counters.arrived == 1)
             await until(lambda: house.bridge.open_requests == 0)
+            gate.set()
             await until(lambda: len(lines) == 1)
         await house.idle()
         assert lines[0]["error"] == "client_lagged"
@@ -207,7 +210,7 @@ async def test_who_takes_nothing_for_long_is_hung_up_on_however_little_it_lags()
     options = {"model_len": 2048, "blocks": 200, "send_buffer": 1, "send_timeout_s": 0.1}
     async with serving(**options) as house:
         with who_never_reads(house, max_tokens=2000, stream=True):
-            await until(lambda: house.bridge.open_requests == 1)
+            await until(lambda: house.scheduler.counters.arrived == 1)
             await until(lambda: house.bridge.open_requests == 0)
         await house.idle()
         counters = house.scheduler.counters

@@ -105,7 +105,7 @@ async def test_an_engine_that_breaks_is_an_internal_server_error(house, client):
     accepted = threading.Event()
 
     def broken(now):
-        accepted.wait(10)
+        accepted.wait(60)
         raise RuntimeError("the scheduler is broken")
 
     house.scheduler.schedule = broken
@@ -127,7 +127,7 @@ async def test_keepalives_do_not_disturb_the_client(mode):
     async with (
         serving(
             script=saying(TEXT),
-            hooks={0: lambda batch: gate.wait(10)},
+            hooks={0: lambda batch: gate.wait(60)},
             sse={"keepalive_interval_s": 0.01, "keepalive_mode": mode},
         ) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0) as client,

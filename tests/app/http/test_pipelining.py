@@ -21,7 +21,7 @@ async def test_the_request_in_progress_is_answered_and_the_connection_ends_with_
     async with serving() as house:
         reader, writer = await connect(house)
         writer.write(raw(3) + raw(5) + raw(7))
-        reply = await asyncio.wait_for(reader.read(), 10)
+        reply = await asyncio.wait_for(reader.read(), 60)
         assert reply.count(b"HTTP/1.1 200") == 1
         assert b'"completion_tokens":3' in reply
         writer.close()
@@ -34,7 +34,7 @@ async def test_requests_one_after_the_other_share_a_connection() -> None:
         reader, writer = await connect(house)
         for tokens in (2, 3):
             writer.write(raw(tokens))
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             assert b'"completion_tokens":%d' % tokens in await reader.readexactly(length)
         writer.close()
@@ -43,7 +43,7 @@ async def test_requests_one_after_the_other_share_a_connection() -> None:
 
 async def test_a_client_that_pipelines_and_leaves_is_noticed_at_once() -> None:
     gate = threading.Event()
-    hooks = {2: lambda batch: gate.wait(10)}
+    hooks = {2: lambda batch: gate.wait(60)}
     async with serving(hooks=hooks, model_len=1024, blocks=256, max_open=1) as house:
         _, writer = await connect(house)
         writer.write(raw(900) + raw(900))

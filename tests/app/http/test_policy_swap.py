@@ -137,12 +137,13 @@ async def test_plug_ins_are_looked_for_off_the_event_loop(house, monkeypatch) ->
 async def test_while_a_plug_in_takes_its_time_to_be_made_nobody_else_waits() -> None:
     config = {"scheduler": {"allowed": [f"{SAMPLES}:Held"]}}
     Held.gate.clear()
+    Held.making.clear()
     async with serving(
         admin_key=KEY, config=config, workers=1, model_len=9000, blocks=600
     ) as house:
         making = asyncio.ensure_future(swap(house, f"{SAMPLES}:Held"))
         try:
-            await asyncio.sleep(0)
+            await until(Held.making.is_set)
             body = {"prompt": "x" * 2 * SMALL_INPUT, "max_tokens": 2}
             assert (await house.post(COMPLETIONS, body)).status_code == 200
             assert (await in_charge(house))["policy"] == "fcfs"
@@ -218,7 +219,7 @@ async def test_a_policy_that_cannot_take_over_is_answered_with_what_is_wrong() -
 async def test_an_engine_that_is_busy_swaps_when_it_gets_to_it(monkeypatch) -> None:
     monkeypatch.setattr(bridge, "INSPECTION_S", 0.05)
     gate = threading.Event()
-    async with serving(admin_key=KEY, hooks={0: lambda batch: gate.wait(20)}) as house:
+    async with serving(admin_key=KEY, hooks={0: lambda batch: gate.wait(60)}) as house:
         reply = asyncio.ensure_future(house.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2}))
         await until(lambda: len(house.backend.batches) == 1)
         busy = await swap(house, "slo")

@@ -23,7 +23,7 @@ async def get(house, path: str = PATH, **params):
 async def crowd():
     """A house for one request at a time: one runs, two wait. Steps are taken when asked for."""
     turn = threading.Semaphore(0)
-    hooks = {step: lambda batch: turn.acquire(timeout=20) for step in range(200)}
+    hooks = {step: lambda batch: turn.acquire(timeout=60) for step in range(200)}
     async with serving(admin_key="k", rows=1, hooks=hooks, script=lambda row: 65) as house:
         replies = []
         for number in (1, 2, 3):

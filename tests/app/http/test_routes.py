@@ -96,6 +96,7 @@ async def test_one_line_a_request_and_no_text(house):
             {"messages": [{"role": "user", "content": "Secret question"}], "stream": True},
             headers={"x-request-id": "r1"},
         )
+        await until(lambda: len(lines) == 1)
         await house.post(COMPLETIONS, {"prompt": "x", "max_tokens": 0})
         await until(lambda: len(lines) == 2)
     served, refused = lines
@@ -212,7 +213,7 @@ class Flood:
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: 1000000\r\n\r\n"
         )
-        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
         writer.transport.abort()
         return answer
 

@@ -92,7 +92,7 @@ async def test_where_a_key_is_required_a_stranger_is_refused_before_the_body_is_
 
 async def test_a_tenant_at_its_quota_is_told_so_and_others_are_served() -> None:
     gate = threading.Event()
-    async with serving(config=CONFIG, hooks={0: lambda batch: gate.wait(20)}) as house:
+    async with serving(config=CONFIG, hooks={0: lambda batch: gate.wait(60)}) as house:
         body = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
         pair = asyncio.ensure_future(house.post(COMPLETIONS, {**body, "n": 2}, headers=K2))
         await until(lambda: house.bridge.open_requests == 1)
@@ -123,7 +123,7 @@ async def test_more_answers_than_a_tenant_may_ever_have_open_are_a_bad_request()
 
 async def test_a_class_takes_as_many_waiting_requests_as_it_may_and_refuses_the_next() -> None:
     gate = threading.Event()
-    async with serving(config=CONFIG, hooks={0: lambda batch: gate.wait(20)}) as house:
+    async with serving(config=CONFIG, hooks={0: lambda batch: gate.wait(60)}) as house:
         body = {"prompt": "x", "max_tokens": 4, "ignore_eos": True, "service_tier": "batch"}
         replies = [asyncio.ensure_future(house.post(COMPLETIONS, body))]
         await until(lambda: len(house.backend.batches) == 1)

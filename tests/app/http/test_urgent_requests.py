@@ -34,7 +34,7 @@ def served(house) -> list[tuple[int, int]]:
 async def rush_hour(policy) -> list[tuple[int, int]]:
     """Two long requests run; an urgent one comes, then ten that are not. When each was served."""
     both, everybody = threading.Event(), threading.Event()
-    hooks = {0: lambda batch: both.wait(20), HELD: lambda batch: everybody.wait(20)}
+    hooks = {0: lambda batch: both.wait(60), HELD: lambda batch: everybody.wait(60)}
     async with serving(
         policy=policy, rows=2, hooks=hooks, script=lambda row: 65, model_len=512, blocks=128
     ) as house:

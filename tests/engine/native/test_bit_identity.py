@@ -107,7 +107,7 @@ def test_a_step_ends_although_fewer_threads_came_than_were_asked_for(limit) -> N
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     batch = make_batch([Work([1, 2], 0, list(range(20)))])
     cache = poisoned(CONFIG, 4, "int8")
