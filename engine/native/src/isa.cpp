@@ -57,17 +57,16 @@ void attention(void* workspace, const OctavoModel& model, const OctavoCache& cac
 
 // x [rows, inputs] int8 times a matrix, sums as integers [rows, outputs]: to check exactness.
 void dots(const OctavoMatrix& m, const int8_t* x, int rows, int32_t* out) {
-  std::vector<float> scales(rows, 1.0f);
-  for (int r = 0; r < rows; ++r)
-    for (int p = 0; p < m.outputs / LANES; ++p) {
-      i32x16 acc[1][1];
-      dot_tile<1, 1>(m.weights + (int64_t)p * m.inputs * LANES, 0, x + (int64_t)r * m.inputs,
-                     m.inputs, m.inputs / 4, acc);
-      int32_t total = 0;
-      for (int i = 0; i < m.inputs; ++i) total += x[(int64_t)r * m.inputs + i];
-      i32x16 exact = acc[0][0] - 128 * total;
-      store(out + (int64_t)r * m.outputs + p * LANES, exact);
-    }
+  const TileRegisters registers;
+  std::vector<int8_t> values((size_t)(rows + TILE) * m.inputs);
+  std::copy(x, x + (size_t)rows * m.inputs, values.begin());
+  const Quantised quantised{values.data(), nullptr, nullptr, m.inputs};
+  sums(m, quantised, 0, rows, 0, m.outputs / LANES, [&](int row, int panel, auto& acc) {
+    int32_t total = 0;
+    for (int i = 0; i < m.inputs; ++i) total += x[(size_t)row * m.inputs + i];
+    int32_t* to = out + (size_t)row * m.outputs + panel * LANES;
+    for (auto& sixteen : acc) store(to, sixteen - 128 * total), to += LANES;
+  });
 }
 
 }  // namespace OCTAVO_ISA

@@ -3,10 +3,12 @@
 //     x [rows, inputs] int8, one scale a row      w [outputs, inputs] as w + 128, one scale an output
 //     sum (w + 128) x = sum w x + 128 sum x        the last term is known from quantising
 //
-// A tile of rows times V panels of 16 outputs stays in registers over all inputs. Integer sums do
-// not depend on the tile, so neither do results.
+// A tile of rows times V panels of 16 outputs stays in registers over all inputs, or, where there
+// are more rows and the processor has them, in tile registers (tiles.h). Integer sums do not depend
+// on the tile, so neither do results.
 #pragma once
 #include "abi.h"
+#include "tiles.h"
 #include "vector.h"
 
 #if defined(__AVX2__)
@@ -14,14 +16,6 @@
 #endif
 
 namespace OCTAVO_ISA {
-
-// Rows of activations, quantised: values [rows, stride], scales [rows], sums [rows] of the values.
-struct Quantised {
-  int8_t* values;
-  float* scales;
-  int32_t* sums;
-  int64_t stride;
-};
 
 #if defined(__AVX512VNNI__)
 constexpr int TILE_ROWS = 6;
@@ -95,62 +89,78 @@ static inline void dot_tile(const uint8_t* weights, int64_t panel, const int8_t*
 #endif
 }
 
-// What becomes of a tile's sums: `put(row, column, f32x16)` for each row and panel.
-template <int R, int V, class Put>
-static inline void product_tile(const OctavoMatrix& m, const Quantised& x, int row, int panel,
-                                const Put& put) {
-  const int64_t panel_bytes = (int64_t)m.inputs * 16;
-  i32x16 acc[R][V];
-  dot_tile<R, V>(m.weights + panel * panel_bytes, panel_bytes, x.values + row * x.stride, x.stride,
-                 m.inputs / 4, acc);
-  OCTAVO_UNROLL for (int r = 0; r < R; ++r) {
-    const int32_t excess = 128 * x.sums[row + r];
-    f32x16 values[V];
-    OCTAVO_UNROLL for (int v = 0; v < V; ++v) {
-      const int column = (panel + v) * LANES;
-      f32x16 whole = __builtin_convertvector(acc[r][v] - excess, f32x16);
-      values[v] = whole * (x.scales[row + r] * load<f32x16>(m.scales + column));
-      if (m.bias) values[v] += load<f32x16>(m.bias + column);
-    }
-    put(row + r, panel * LANES, values);
-  }
-}
-
-template <int R, class Put>
-static inline void product_rows(const OctavoMatrix& m, const Quantised& x, int row, int panel,
-                                int panels, const Put& put) {
+// R rows times `panels` panels in vector registers, as many panels at once as fit there.
+template <int R, class Take>
+static inline void register_rows(const OctavoMatrix& m, const Quantised& x, int row, int panel,
+                                 int panels, const Take& take) {
+  const int64_t panel_bytes = (int64_t)m.inputs * LANES;
+  const auto tile = [&](auto& acc) {
+    constexpr int V = sizeof acc[0] / sizeof acc[0][0];
+    dot_tile<R, V>(m.weights + panel * panel_bytes, panel_bytes, x.values + row * x.stride,
+                   x.stride, m.inputs / 4, acc);
+    OCTAVO_UNROLL for (int r = 0; r < R; ++r) take(row + r, panel, acc[r]);
+    panel += V;
+    panels -= V;
+  };
   while (panels >= TILE_PANELS) {
-    product_tile<R, TILE_PANELS>(m, x, row, panel, put);
-    panel += TILE_PANELS;
-    panels -= TILE_PANELS;
+    i32x16 acc[R][TILE_PANELS];
+    tile(acc);
   }
   if constexpr (TILE_PANELS > 2) {
     if (panels >= 2) {
-      product_tile<R, 2>(m, x, row, panel, put);
-      panel += 2;
-      panels -= 2;
+      i32x16 acc[R][2];
+      tile(acc);
     }
   }
   if constexpr (TILE_PANELS > 1) {
-    if (panels) product_tile<R, 1>(m, x, row, panel, put);
+    if (panels) {
+      i32x16 acc[R][1];
+      tile(acc);
+    }
   }
 }
 
-// Rows `first` to `last` times panels `panel` to `panel + panels`.
+// The sums (w + 128) x of rows `first` to `last` with panels `panel` to `panel + panels`:
+// `take(row, panel, i32x16 (&sums)[V])` for each row and V neighbouring panels, V even unless one
+// is left. `x` has room for whole tiles.
+template <class Take>
+static inline void sums(const OctavoMatrix& m, const Quantised& x, int first, int last, int panel,
+                        int panels, const Take& take) {
+  int row = first;
+#if defined(__AMX_INT8__)
+  if (m.inputs % TILE_BYTES == 0 && last - first >= LEAST_TILE_ROWS)
+    return tile_sums(m, x, first, last, panel, panels, take);
+#endif
+  for (; row + TILE_ROWS <= last; row += TILE_ROWS)
+    register_rows<TILE_ROWS>(m, x, row, panel, panels, take);
+  switch (last - row) {
+    case 5: if constexpr (TILE_ROWS > 5) register_rows<5>(m, x, row, panel, panels, take); break;
+    case 4: if constexpr (TILE_ROWS > 4) register_rows<4>(m, x, row, panel, panels, take); break;
+    case 3: if constexpr (TILE_ROWS > 3) register_rows<3>(m, x, row, panel, panels, take); break;
+    case 2: if constexpr (TILE_ROWS > 2) register_rows<2>(m, x, row, panel, panels, take); break;
+    case 1: register_rows<1>(m, x, row, panel, panels, take); break;
+    default: break;
+  }
+}
+
+// The product itself: `put(row, column, f32x16 (&values)[V])` for each row and V panels.
 template <class Put>
 static inline void product(const OctavoMatrix& m, const Quantised& x, int first, int last,
                            int panel, int panels, const Put& put) {
-  int row = first;
-  for (; row + TILE_ROWS <= last; row += TILE_ROWS)
-    product_rows<TILE_ROWS>(m, x, row, panel, panels, put);
-  switch (last - row) {
-    case 5: if constexpr (TILE_ROWS > 5) product_rows<5>(m, x, row, panel, panels, put); break;
-    case 4: if constexpr (TILE_ROWS > 4) product_rows<4>(m, x, row, panel, panels, put); break;
-    case 3: if constexpr (TILE_ROWS > 3) product_rows<3>(m, x, row, panel, panels, put); break;
-    case 2: if constexpr (TILE_ROWS > 2) product_rows<2>(m, x, row, panel, panels, put); break;
-    case 1: product_rows<1>(m, x, row, panel, panels, put); break;
-    default: break;
-  }
+  sums(m, x, first, last, panel, panels, [&](int row, int panel, auto& acc) {
+    constexpr int V = sizeof acc / sizeof acc[0];
+    const int32_t excess = 128 * x.sums[row];
+    f32x16 values[V];
+    OCTAVO_UNROLL for (int v = 0; v < V; ++v) {
+      const int column = (panel + v) * LANES;
+      f32x16 whole = __builtin_convertvector(acc[v] - excess, f32x16);
+      // Rounded here, whatever is done with it, so that results do not depend on what it is
+      // inlined into.
+      values[v] = rounded(whole * (x.scales[row] * load<f32x16>(m.scales + column)));
+      if (m.bias) values[v] = rounded(values[v] + load<f32x16>(m.bias + column));
+    }
+    put(row, panel * LANES, values);
+  });
 }
 
 }  // namespace OCTAVO_ISA

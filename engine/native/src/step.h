@@ -19,7 +19,11 @@
 
 namespace OCTAVO_ISA {
 
-constexpr int PRODUCT_ROWS = 96;  // of one piece of work
+#if defined(__AMX_INT8__)
+constexpr int PRODUCT_ROWS = 256;  // of one piece of work
+#else
+constexpr int PRODUCT_ROWS = 96;
+#endif
 
 // Memory that steps work in; it grows to what the largest step needed.
 struct Workspace {
@@ -62,7 +66,7 @@ class Step {
     reserve(w.qkv, n * qkv_width_);
     reserve(w.seen, n * width_);
     reserve(w.inner, n * m.ffn);
-    reserve(w.bytes, n * stride_);
+    reserve(w.bytes, (n + TILE) * stride_);  // the last tile of rows is read as a whole
     reserve(w.scales, n);
     reserve(w.sums, n);
     reserve(w.tiles, s.threads);
@@ -79,6 +83,7 @@ class Step {
   }
 
   void run(int me) {
+    const TileRegisters registers;
     Clock clock(me == 0 ? &w_.times : nullptr);
     for (int t = begin(me, s_.tokens); t < begin(me + 1, s_.tokens); ++t) {
       const int id = s_.token_ids[t];

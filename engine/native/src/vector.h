@@ -39,6 +39,14 @@ static inline i32x16 as_bits(f32x16 x) { return load<i32x16>(&x); }
 
 static inline f32x16 largest(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
+// x, and the compiler must not fuse what made it with what is made of it.
+static inline f32x16 rounded(f32x16 x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+
 static inline f32x16 absolute(f32x16 x) { return as_float(as_bits(x) & 0x7fffffff); }
 
 // Sum and maximum over the lanes, always in the same order.

@@ -8,6 +8,10 @@ from engine.native import library as native
 from tests.engine.native.tiny import ISAS, library
 
 
+SHAPES = [(1, 4, 16), (3, 576, 33), (13, 1538, 80), *[(n, 128, 112) for n in (1, 2, 16, 17, 100)]]
+"""Rows, inputs, outputs: among them what fills tiles of 16 rows and 64 inputs, and what does not."""
+
+
 def products(isa: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     if not library().octavo_has(isa.encode()):
         pytest.skip(f"{isa} cannot be used here")
@@ -25,7 +29,7 @@ def products(isa: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("extreme", [False, True])
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 4, 16), (3, 576, 33), (13, 1538, 80)])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
 def test_sums_equal_int64(isa, extreme, rows, inputs, outputs) -> None:
     rng = np.random.default_rng(inputs)
     low = 127 if extreme else -127
