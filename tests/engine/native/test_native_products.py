@@ -7,9 +7,8 @@ import torch
 from engine.native import library as native
 from tests.engine.native.tiny import ISAS, library
 
-
-SHAPES = [(1, 4, 16), (3, 576, 33), (13, 1538, 80), *[(n, 128, 112) for n in (1, 2, 16, 17, 100)]]
-"""Rows, inputs, outputs: among them what fills tiles of 16 rows and 64 inputs, and what does not."""
+SHAPES = [(1, 4, 16), (3, 576, 33), (13, 1538, 80), *((n, 128, 112) for n in (1, 2, 16, 17, 100))]
+"""Rows, inputs, outputs: some fill tiles of 16 rows and 64 inputs, some do not."""
 
 
 def products(isa: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
