@@ -1,11 +1,13 @@
-"""How hypothesis tests here: the same examples every time, and on however slow a machine.
+"""How hypothesis tests here, and how a run of the tests ended, for .ci/run.
 
-What is found by chance would be found in somebody else's change. To look for more, with other
-examples each time: `make test ARGS="--hypothesis-profile=explore"`.
+Hypothesis tries the same examples every time, on however slow a machine: what is found by chance
+would be found in somebody else's change. To look for more, with other examples each time: `make
+test ARGS="--hypothesis-profile=explore"`.
 """
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -16,3 +18,22 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)
 settings.load_profile("repeatable")
+
+CRASHED = pytest.StashKey[bool]()
+ENDED = "octavo/ended"
+"""Where pytest's cache says how the last run ended."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: pytest.Session, error: object) -> None:
+    """Called by xdist when one of its processes has ended."""
+    if error:
+        node.config.stash[CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    if hasattr(config, "workerinput") or not hasattr(config, "cache"):
+        return
+    failures = exitstatus == pytest.ExitCode.TESTS_FAILED and CRASHED not in config.stash
+    config.cache.set(ENDED, "all ran, some failed" if failures else f"exit status {exitstatus:d}")
