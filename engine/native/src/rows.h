@@ -24,16 +24,16 @@ static inline float inverse_rms(const float* x, int n, float eps) {
 }
 
 // Quantise row `row` of `to`: n floats from `at(i)`, sixteen at a time, 0 beyond n. scratch [n]
-// padded to 16.
+// padded to 16. NaN makes the row's scale, and so all that is made of the row, NaN.
 template <class At>
 static inline void quantise(const Quantised& to, int row, int n, float* scratch, const At& at) {
-  f32x16 peak = {};
+  Magnitude magnitude;
   for (int i = 0; i < n; i += LANES) {
     f32x16 v = at(i);
     store(scratch + i, v);
-    peak = largest(peak, absolute(v));
+    magnitude.show(v);
   }
-  const float amax = maximum(peak);
+  const float amax = magnitude.most();
   const float scale = amax / 127.0f;
   const float inverse = amax > 0 ? 127.0f / amax : 0.0f;
   int8_t* out = to.values + row * to.stride;
@@ -44,11 +44,8 @@ static inline void quantise(const Quantised& to, int row, int n, float* scratch,
     i8x16 bytes = __builtin_convertvector(q, i8x16);
     store(out + i, bytes);
   }
-  int32_t lanes[LANES], all = 0;
-  store(lanes, total);
-  for (int i = 0; i < LANES; ++i) all += lanes[i];
   to.scales[row] = scale;
-  to.sums[row] = all;
+  to.sums[row] = sum(total);
 }
 
 // x times weight over its root-mean-square, quantised.
@@ -66,10 +63,18 @@ static inline void norm_rotate(float* head, int n, const float* weight, float ep
                                const float* cos, const float* sin) {
   if (weight) {
     const float inverse = inverse_rms(head, n, eps);
-    for (int i = 0; i < n; ++i) head[i] = head[i] * inverse * weight[i];
+    for (int i = 0; i < n; i += LANES)
+      store(head + i, load<f32x16>(head + i) * inverse * load<f32x16>(weight + i));
   }
   const int half = n / 2;
-  for (int i = 0; i < half; ++i) {
+  int i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const f32x16 a = load<f32x16>(head + i), b = load<f32x16>(head + i + half);
+    const f32x16 c = load<f32x16>(cos + i), s = load<f32x16>(sin + i);
+    store(head + i, a * c - b * s);
+    store(head + i + half, b * c + a * s);
+  }
+  for (; i < half; ++i) {
     const float a = head[i], b = head[i + half];
     head[i] = a * cos[i] - b * sin[i];
     head[i + half] = b * cos[i] + a * sin[i];
@@ -90,19 +95,26 @@ static inline void write_kv(BFloat16, uint16_t* keys, uint16_t* values, float*, 
   for (int d = 0; d < n; ++d) values[(int64_t)offset * n + d] = bfloat16(v[d]);
 }
 
-// One scale for the head's sixteen-fold vector; an all-zero head has scale 0.
-static inline float int8_head(const float* x, int n, int8_t* to, int stride) {
-  float amax = 0;
-  for (int i = 0; i < n; ++i) amax = std::fabs(x[i]) > amax ? std::fabs(x[i]) : amax;
+// One scale for the head's vector of n; an all-zero head has scale 0. STRIDE: between elements.
+template <int STRIDE>
+static inline float int8_head(const float* x, int n, int8_t* to) {
+  Magnitude magnitude;
+  for (int i = 0; i < n; i += LANES) magnitude.show(load<f32x16>(x + i));
+  const float amax = magnitude.most();
   const float inverse = amax > 0 ? 127.0f / amax : 0.0f;
-  for (int i = 0; i < n; ++i) to[i * stride] = (int8_t)std::lrintf(x[i] * inverse);
+  for (int i = 0; i < n; i += LANES) {
+    const i32x16 q = nearest(load<f32x16>(x + i) * inverse);
+    const i8x16 bytes = __builtin_convertvector(q, i8x16);
+    if (STRIDE == 1) store(to + i, bytes);
+    else for (int j = 0; j < LANES; ++j) to[(i + j) * STRIDE] = bytes[j];
+  }
   return amax / 127.0f;
 }
 
 static inline void write_kv(Int8, int8_t* keys, int8_t* values, float* key_scales,
                             float* value_scales, int offset, const float* k, const float* v, int n) {
-  key_scales[offset] = int8_head(k, n, keys + offset, LANES);
-  value_scales[offset] = int8_head(v, n, values + (int64_t)offset * n, 1);
+  key_scales[offset] = int8_head<LANES>(k, n, keys + offset);
+  value_scales[offset] = int8_head<1>(v, n, values + (int64_t)offset * n);
 }
 
 // Row `id` of an embedding that is laid out like a matrix.

@@ -159,9 +159,7 @@ class Step {
       constexpr int V = sizeof(values) / sizeof(values[0]);
       if constexpr (V > 1)
         for (int v = 0; v < V; v += 2, to += LANES, smooth += LANES) {
-          f32x16 gate = values[v];
-          f32x16 silu = gate / (1.0f + exponential(-gate));
-          store(to, silu * values[v + 1] * load<f32x16>(smooth));
+          store(to, silu(values[v]) * values[v + 1] * load<f32x16>(smooth));
         }
     });
     w_.team.wait();

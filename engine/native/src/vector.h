@@ -47,9 +47,13 @@ static inline f32x16 rounded(f32x16 x) {
   return x;
 }
 
-static inline f32x16 absolute(f32x16 x) { return as_float(as_bits(x) & 0x7fffffff); }
-
 // Sum and maximum over the lanes, always in the same order.
+#if defined(__AVX512F__)
+static inline float sum(f32x16 x) { return _mm512_reduce_add_ps((__m512)x); }
+static inline float maximum(f32x16 x) { return _mm512_reduce_max_ps((__m512)x); }
+static inline int32_t sum(i32x16 x) { return _mm512_reduce_add_epi32((__m512i)x); }
+static inline int32_t maximum(i32x16 x) { return _mm512_reduce_max_epi32((__m512i)x); }
+#else
 static inline float sum(f32x16 x) {
   float lanes[LANES];
   store(lanes, x);
@@ -65,6 +69,35 @@ static inline float maximum(f32x16 x) {
     for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
   return lanes[0];
 }
+
+static inline int32_t sum(i32x16 x) {
+  int32_t all = 0;
+  for (int i = 0; i < LANES; ++i) all += x[i];
+  return all;
+}
+
+static inline int32_t maximum(i32x16 x) {
+  int32_t most = x[0];
+  for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+#endif
+
+// The largest magnitude of what it is shown; NaN if one was.
+class Magnitude {
+ public:
+  void show(f32x16 x) {
+    const i32x16 bits = as_bits(x) & 0x7fffffff;  // ordered as the floats are, NaN above all
+    most_ = bits > most_ ? bits : most_;
+  }
+  float most() const {
+    const int32_t bits = maximum(most_);
+    return load<float>(&bits);
+  }
+
+ private:
+  i32x16 most_ = {};
+};
 
 // The nearest integer, ties to even, of |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits.
 static inline i32x16 nearest(f32x16 x) { return as_bits(x + 12582912.0f) - 0x4b400000; }
@@ -87,6 +120,22 @@ static inline f32x16 exp2(f32x16 x) {
 }
 
 static inline f32x16 exponential(f32x16 x) { return exp2(x * 1.44269504088896341f); }
+
+// 1 / x of a normal x whose inverse is normal, relative error below 1e-6.
+static inline f32x16 inverse(f32x16 x) {
+#if defined(__AVX512F__)
+  f32x16 guess = (f32x16)_mm512_rcp14_ps((__m512)x);
+  return guess * (2.0f - x * guess);
+#else
+  return 1.0f / x;
+#endif
+}
+
+// x / (1 + e^-x). Below -80, where it is 0 but for 1e-33, the power would leave the range.
+static inline f32x16 silu(f32x16 x) {
+  f32x16 power = exponential(-x < 80.0f ? -x : splat(80.0f));
+  return x * inverse(1.0f + power);
+}
 
 // Loads of the first `count` of sixteen floats, the others 0.
 static inline f32x16 load_some(const float* from, int count) {

@@ -3,14 +3,18 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from engine.backends.runners import TorchRunner
 from engine.blocks import blocks_for
+from engine.models.rope import rope_table
+from engine.native.model import NativeModel
 from tests.engine.backends.batches import Work, make_batch
-from tests.engine.native.tiny import ISAS, native_model, poisoned, shaped
+from tests.engine.native.tiny import ISAS, int8_weights, library, native_model, poisoned, shaped
 
 CONFIG = shaped(6, 2, 32, context_length=1024)
 BLOCKS = 160
@@ -71,14 +75,61 @@ def test_chunks_batches_and_threads_change_no_bit(model, kv_dtype, threads, chun
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_it_computes_what_torch_computes_with_the_same_int8_weights(model, kv_dtype) -> None:
-    from engine.backends.runners import TorchRunner
-    from tests.engine.native.tiny import int8_weights
-
     runner = TorchRunner(int8_weights(CONFIG), CONFIG, BLOCKS, kv_dtype)
     for prompt, table, logits in zip(prompts(), tables(1), alone(model, kv_dtype), strict=True):
         batch = make_batch([Work(table, 0, prompt)])
         expected = runner.run(batch, batch.token_ids).values[0]
         assert torch.linalg.norm(logits - expected) < 1e-3 * torch.linalg.norm(expected)
+
+
+def varied(change):
+    """The random weights, with each layer changed."""
+    weights = int8_weights(CONFIG)
+    return replace(weights, layers=tuple(map(change, weights.layers)))
+
+
+def steep(layer):
+    """Gates far below zero and above, biases, and norms of heads."""
+    scales = layer.gate_up.scales.clone()
+    scales[: CONFIG.ffn] *= 300
+    random = torch.Generator().manual_seed(0)
+    return replace(
+        layer,
+        gate_up=replace(layer.gate_up, scales=scales),
+        qkv_bias=torch.randn(len(layer.qkv.scales), generator=random),
+        attn_out_bias=torch.randn(CONFIG.hidden, generator=random),
+        q_norm=torch.rand(CONFIG.head_dim, generator=random) + 0.5,
+        k_norm=torch.rand(CONFIG.head_dim, generator=random) + 0.5,
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_steep_gates_biases_and_norms_of_heads_are_as_in_torch_in_any_batch(isa) -> None:
+    native_model(CONFIG, isa).close()  # built and usable here, or skipped
+    weights = varied(steep)
+    model = NativeModel(library(), weights, CONFIG, rope_table(CONFIG), isa=isa)
+    runner = TorchRunner(weights, CONFIG, BLOCKS, "float32")
+    found = alone(model, "float32")
+    for prompt, table, logits in zip(prompts(), tables(1), found, strict=True):
+        batch = make_batch([Work(table, 0, prompt)])
+        expected = runner.run(batch, batch.token_ids).values[0]
+        assert torch.linalg.norm(logits - expected) < 1e-3 * torch.linalg.norm(expected)
+    batch = make_batch([Work(t, 0, p) for t, p in zip(tables(2), prompts(), strict=True)])
+    cache = poisoned(CONFIG, BLOCKS, "float32")
+    together = model.step(batch, batch.token_ids, cache.struct, 1)[0]
+    assert torch.equal(together, torch.stack(found))
+
+
+@pytest.mark.parametrize("place", [0, 37, CONFIG.hidden - 1])
+def test_one_activation_that_is_not_a_number_is_noticed(model, place) -> None:
+    def change(layer):
+        layer.ffn_norm[place] = torch.nan
+        return layer
+
+    broken = NativeModel(library(), varied(change), CONFIG, rope_table(CONFIG), isa=model.isa)
+    cache = poisoned(CONFIG, BLOCKS, "int8")
+    batch = make_batch([Work(tables(1)[i], 0, prompts()[i]) for i in (0, 5, 8)])
+    assert broken.step(batch, batch.token_ids, cache.struct, 1)[1].tolist() == [-1, -1, -1]
 
 
 def test_logits_that_are_not_numbers_are_noticed(model) -> None:
