@@ -25,6 +25,11 @@ class Answers:
     beams: BeamSearch | None = None
     ranked: bool = False
 
+    @property
+    def sequences(self) -> int:
+        """Rows of a step that each prompt takes."""
+        return self.chosen_from if self.beams is None else self.beams.width
+
 
 def answers_of(request: Generate, most: int) -> Answers:
     """What a request asks for. most: sequences that the server takes.

@@ -18,7 +18,7 @@ from starlette.types import Lifespan
 from app.admin_door import AdminDoor
 from app.bridge import NotReady, Overloaded, QuotaExceeded
 from app.errors import ApiError, not_ready, overloaded, quota_exceeded
-from app.generation import prepare_chat, prepare_completion
+from app.generation import prepare_chat, prepare_completion, prepare_response
 from app.middleware import FrontDoor
 from app.problems import nearest
 from app.record import record_of
@@ -27,7 +27,7 @@ from app.routes.generate import generate
 from app.routes.models import get_model, list_models
 from app.routes.policy import get_policy, post_policy
 from app.routes.requests import get_request, list_requests
-from app.routes.status import health, metrics, version
+from app.routes.status import health, live, load, metrics, ready, version
 from app.routes.tokens import detokenize, tokenize
 from app.service import Service
 from app.stream import tame_sse_starlette
@@ -78,11 +78,16 @@ def _routes(service: Service) -> list[Route]:
     return [
         post("/v1/chat/completions", generate, prepare_chat),
         post("/v1/completions", generate, prepare_completion),
+        post("/v1/responses", generate, prepare_response),
         get("/v1/models", list_models),
         get("/v1/models/{id:path}", get_model),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
         get("/health", health),
+        get("/health/live", live),
+        get("/health/ready", ready),
+        Route("/ping", partial(health, service), methods=["GET", "POST"]),
+        get("/load", load),
         get("/version", version),
         get("/metrics", metrics),
     ]

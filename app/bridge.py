@@ -83,19 +83,27 @@ def _nothing() -> None:
 
 
 class Stream:
-    """The outputs of one request, in order. Made by `Bridge.open`."""
+    """The outputs of some requests that are answered together, in order. Made by `Bridge.open`."""
 
     def __init__(
-        self, bridge: Bridge, submission: Submission, max_lag: int, on_cut: Callable[[], None]
+        self,
+        bridge: Bridge,
+        submissions: Sequence[Submission],
+        max_lag: int,
+        on_cut: Callable[[], None],
     ) -> None:
         self._bridge = bridge
-        self._id = submission.id
-        self._open = set(range(submission.n))
+        self._open = {(each.id, index) for each in submissions for index in range(each.n)}
         self._max_lag = max_lag
         self._on_cut = on_cut
         self._waiting: list[Output] = []
         self._lag = 0
         self._wake = asyncio.Event()
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Requests with a sequence that has not ended, as far as this end of the stream knows."""
+        return sorted({request for request, _ in self._open})
 
     @property
     def finished(self) -> bool:
@@ -112,21 +120,26 @@ class Stream:
         outputs, self._waiting, self._lag = self._waiting, [], 0
         return outputs
 
-    def finish_at(self, index: int, tokens: int) -> None:
-        """A stop string ends sequence `index` with its `tokens`-th token; later ones are void."""
-        if index in self._open:
-            self._open.discard(index)
-            self._waiting = [output for output in self._waiting if output.index != index]
-            self._bridge.post(FinishAt(self._id, index, tokens))
+    def finish_at(self, request: int, index: int, tokens: int) -> None:
+        """A stop string ends a sequence with its `tokens`-th token; later ones are void."""
+        if (request, index) in self._open:
+            self._open.discard((request, index))
+            self._waiting = [
+                output
+                for output in self._waiting
+                if output.request != request or output.index != index
+            ]
+            self._bridge.post(FinishAt(request, index, tokens))
 
     def put(self, output: Output) -> bool:
         """Take an output in; False if the reader lags too far and must be cut."""
-        if output.index not in self._open:
+        key = (output.request, output.index)
+        if key not in self._open:
             return True
         if output.finish is None:
             self._lag += len(output.tokens)
         else:  # however much it says, nothing comes after it to lag behind
-            self._open.discard(output.index)
+            self._open.discard(key)
         self._waiting.append(output)
         self._wake.set()
         return self._lag <= self._max_lag
@@ -134,8 +147,8 @@ class Stream:
     def cut(self, failure: Failure, at: float) -> None:
         """Replace what waits by an error for each open sequence."""
         finish = Finish(FinishReason.ERROR, failure=failure)
-        indices = sorted(self._open | {output.index for output in self._waiting})
-        self._waiting = [Output(self._id, index, at, finish=finish) for index in indices]
+        keys = sorted(self._open | {(output.request, output.index) for output in self._waiting})
+        self._waiting = [Output(request, index, at, finish=finish) for request, index in keys]
         self._open.clear()
         self._wake.set()
         self._on_cut()
@@ -241,36 +254,40 @@ class Bridge:
     @contextmanager
     def open(
         self,
-        submission: Submission,
+        *submissions: Submission,
         on_cut: Callable[[], None] = _nothing,
         tenant: Tenant = ANYBODY,
     ) -> Iterator[Stream]:
-        """Send a request in; leaving the `with` ends it, however it is left.
+        """Send requests in that are answered together; leaving the `with` ends them, whatever way.
 
-        The abort is a queue put: it works in a cancelled scope, where nothing can be awaited.
+        All of them enter or none. The abort is a queue put: it works in a cancelled scope, where
+        nothing can be awaited.
         on_cut: called on the event loop if the reader lags so far that its stream is cut.
-        tenant: whose quota it counts against.
+        tenant: whose quota they count against.
         Raises Overloaded, QuotaExceeded or NotReady before anything crosses.
         """
-        self.require_room(tenant, submission.sequences)
-        stream = Stream(self, submission, self._max_lag, on_cut)
-        self._streams[submission.id] = stream
-        self._sequences += submission.sequences
-        self._of_tenant[tenant.name] += submission.sequences
+        sequences = sum(submission.sequences for submission in submissions)
+        self.require_room(tenant, sequences)
+        stream = Stream(self, submissions, self._max_lag, on_cut)
+        self._streams.update((submission.id, stream) for submission in submissions)
+        self._sequences += sequences
+        self._of_tenant[tenant.name] += sequences
         self._idle.clear()
-        self.post(submission)
+        for submission in submissions:
+            self.post(submission)
         try:
             if (failure := self.failure) is not None:
                 raise NotReady(failure)  # the engine ended while we were posting
             yield stream
         finally:
-            del self._streams[submission.id]
-            self._sequences -= submission.sequences
-            self._of_tenant[tenant.name] -= submission.sequences
+            for submission in submissions:
+                del self._streams[submission.id]
+            self._sequences -= sequences
+            self._of_tenant[tenant.name] -= sequences
             if not self._streams:
                 self._idle.set()
-            if not stream.finished:
-                self.post(Abort(submission.id))
+            for request in stream.unfinished:
+                self.post(Abort(request))
 
     async def inspect(self, limit: int) -> Inspection:
         """A look inside the engine, at its first `limit` requests, taken between two steps.
@@ -364,8 +381,9 @@ class Bridge:
             for output in outputs:
                 stream = self._streams.get(output.request)
                 if stream is not None and not stream.put(output):
+                    for request in stream.unfinished:
+                        self.post(Abort(request))
                     stream.cut(LAGGED, output.at)
-                    self.post(Abort(output.request))
             self._tell(outputs, stats)
 
     def _tell(self, outputs: Sequence[Output], stats: Stats) -> None:

@@ -8,8 +8,9 @@ the field split on "\\n\\n" and read nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -29,19 +30,29 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; cached ones are prompt tokens that were not computed again."""
+    """Tokens of a request; cached ones are prompt tokens that were not computed again (None: not
+    told)."""
 
     prompt: int
     completion: int
-    cached: int = 0
+    cached: int | None = 0
 
     def render(self) -> dict[str, Any]:
+        details = None if self.cached is None else {"cached_tokens": self.cached}
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": details,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Members that some clients ask for: of the choice in a chunk, and of the chunk itself."""
+
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    chunk: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,7 @@ class Chunks:
             "system_fingerprint": None,
         }
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._usage = usage
         self._tail = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
         self._started: set[int] = set()
 
@@ -92,8 +104,16 @@ class Chunks:
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
+        usage: Usage | None = None,
+        extra: Extra | None = None,
     ) -> bytes:
         """One chunk of sequence `index`; the first one of a chat also says who speaks."""
+        ending = _ending(finish_reason, stop_reason)
+        tail = self._tail
+        if usage is not None or extra is not None:
+            extra = extra or Extra()
+            ending += _members(extra.choice)
+            tail = self._tail_with(usage, extra.chunk)
         opening = self._style.later
         if index not in self._started:
             self._started.add(index)
@@ -107,10 +127,17 @@ class Chunks:
                 self._style.close,
                 b',"logprobs":',
                 b"null" if logprobs is None else orjson.dumps(logprobs),
-                _ending(finish_reason, stop_reason),
-                self._tail,
+                ending,
+                tail,
             )
         )
+
+    def _tail_with(self, usage: Usage | None, members: Mapping[str, Any]) -> bytes:
+        if usage is not None:
+            members = {**members, "usage": usage.render()}
+        elif self._usage:
+            members = {**members, "usage": None}
+        return b"}]" + _members(members) + b"}\n\n"
 
     def opening(self, count: int) -> bytes:
         """Who speaks, for each of `count` sequences: what comes first if there are several.
@@ -135,9 +162,12 @@ class Chunks:
             )
         )
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: Usage, metrics: Mapping[str, Any] | None = None) -> bytes:
         """The last chunk where usage was asked for."""
-        return self._head + b'],"usage":' + orjson.dumps(usage.render()) + b"}\n\n"
+        members: dict[str, Any] = {"usage": usage.render()}
+        if metrics is not None:
+            members["metrics"] = metrics
+        return self._head + b"]" + _members(members) + b"}\n\n"
 
 
 def error_event(body: bytes) -> bytes:
@@ -146,9 +176,13 @@ def error_event(body: bytes) -> bytes:
 
 
 def completion_body(
-    object: str, identity: Identity, choices: Sequence[dict[str, Any]], usage: Usage
+    object: str,
+    identity: Identity,
+    choices: Sequence[dict[str, Any]],
+    usage: Usage,
+    extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
-    """The body of a reply that is not streamed."""
+    """The body of a reply that is not streamed; extra: members that some clients ask for."""
     return orjson.dumps(
         {
             "id": identity.id,
@@ -158,8 +192,14 @@ def completion_body(
             "choices": choices,
             "usage": usage.render(),
             "system_fingerprint": None,
+            **extra,
         }
     )
+
+
+def _members(members: Mapping[str, Any]) -> bytes:
+    """Further members of an object that has some already."""
+    return b"," + orjson.dumps(members)[1:-1] if members else b""
 
 
 def _ending(finish_reason: str | None, stop_reason: str | int | None) -> bytes:

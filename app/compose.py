@@ -99,6 +99,8 @@ def compose(config: Config, console: Console) -> House:
         tenancy=Tenancy(config),
         policies=PolicyDesk(config.scheduler, bridge, partial(_services, cost)),
         strict_fields=config.api.strict_fields,
+        request_templates=config.api.request_templates,
+        per_request_metrics=config.api.per_request_metrics,
         isolate_tenants=config.engine.prefix_scope == "tenant",
     )
     lifespan = _lifespan(service, EngineThread(engine), model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,13 +23,17 @@ class Directory:
         self._names: dict[int, Names] = {}
 
     @contextmanager
-    def listed(self, id: int, names: Names) -> Iterator[None]:
-        """Let the request that the engine calls `id` be known for the length of a `with`."""
-        self._names[id] = names
+    def listed(self, ids: Sequence[int], names: Names) -> Iterator[None]:
+        """Let the requests that the engine calls `ids` be known for the length of a `with`.
+
+        Those of one reply share its names.
+        """
+        self._names.update(dict.fromkeys(ids, names))
         try:
             yield
         finally:
-            del self._names[id]
+            for id in ids:
+                del self._names[id]
 
     def find(self, name: str) -> int | None:
         """What the engine calls the request that a client calls `name`.

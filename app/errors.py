@@ -112,6 +112,17 @@ def overloaded(message: str, retry_after: float | None) -> ApiError:
     )
 
 
+def house_full(message: str, retry_after: float | None) -> ApiError:
+    """503 for a probe that asks whether a request would be taken; the request would get a 429."""
+    return ApiError(
+        503,
+        sentence(message),
+        code="queue_full",
+        type=SERVER_ERROR,
+        headers=retry_headers(retry_after),
+    )
+
+
 def quota_exceeded(message: str, retry_after: float | None) -> ApiError:
     """429: as many requests of one tenant are open as it may have."""
     return ApiError(

@@ -5,16 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from app.answers import Answers, answers_of
 from app.chunks import Identity
 from app.dialects import CHAT, COMPLETION, Dialect
 from app.errors import invalid
-from app.prompts import chat_tokens, check_ids, completion_tokens, fit
+from app.prompts import TemplateOptions, chat_tokens, completion_tokens, fit
+from app.replies.base import Reply
+from app.replies.choices import ChoicesReply, Prompt, Wishes
+from app.replies.responses import ResponseReply
+from app.sampling import check, row_controls
 from app.schemas.chat import ChatRequest
-from app.schemas.completion import CompletionRequest
+from app.schemas.completion import CompletionRequest, OnePrompt
 from app.schemas.parsing import parse
+from app.schemas.responses import ResponsesRequest
 from app.schemas.sampling import Generate
 from app.service import Service
 from app.tenancy import Caller, Tenant
@@ -25,26 +31,44 @@ from engine.prefix import block_keys, salt_of
 COMPLETION_DEFAULT = 16
 """max_tokens of /v1/completions where none is given; OpenAI's number."""
 
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them overflows and changes nothing else."""
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Strings that end an answer; included: it shows the one that did."""
+
+    strings: tuple[str, ...]
+    included: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What to submit, and how to speak about what comes back.
 
-    answers: how many of the sequences become choices, and which. tenant: who sent it.
+    submissions: one for each prompt. answers: how many of the sequences of each become choices, and
+    which. tenant: who sent it. special: whether control tokens are shown. request_id: what the
+    client calls it in the body.
     """
 
     answers: Answers
     tenant: Tenant
-    submission: Submission
+    submissions: tuple[Submission, ...]
     identity: Identity
-    dialect: Dialect
-    stops: tuple[str, ...]
+    reply: Reply
+    stops: Stops
     stream: bool
-    usage: bool
-    logprobs: bool
+    special: bool
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt with what it may get. echo: the text that its answers begin with. scored: whether
+    the log-probabilities of its own tokens are asked for."""
+
+    ids: list[int]
+    max_tokens: int
+    echo: str = ""
+    scored: bool = False
 
 
 def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
@@ -53,10 +77,12 @@ def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) 
     Raises ApiError (400, 404); may run on any thread.
     """
     request = parse(ChatRequest, body, strict_fields=service.strict_fields)
-    _check(service, request)
-    prompt = chat_tokens(service, request.messages)
-    max_tokens = fit(service, prompt, "messages", request.token_limit, None)
-    return _generation(service, request, CHAT, prompt, max_tokens, arrival, caller)
+    check(service, request)
+    options = TemplateOptions.of(request)
+    ids = chat_tokens(service, request.messages, options)
+    max_tokens = fit(service, ids, "messages", request.token_limit, None)
+    echo = request.messages[-1].content or "" if request.echo and options.continues else ""
+    return _choices(service, request, CHAT, [Prepared(ids, max_tokens, echo)], arrival, caller)
 
 
 def prepare_completion(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
@@ -65,85 +91,144 @@ def prepare_completion(service: Service, body: bytes, arrival: float, caller: Ca
     Raises ApiError (400, 404); may run on any thread.
     """
     request = parse(CompletionRequest, body, strict_fields=service.strict_fields)
-    _check(service, request)
-    prompt = completion_tokens(service, request.prompt)
-    max_tokens = fit(service, prompt, "prompt", request.token_limit, COMPLETION_DEFAULT)
-    return _generation(service, request, COMPLETION, prompt, max_tokens, arrival, caller)
+    check(service, request)
+    _check_count(service, request, caller)
+    prompts = [_completion_prompt(service, request, prompt) for prompt in request.prompt]
+    return _choices(service, request, COMPLETION, prompts, arrival, caller)
 
 
-def row_controls(service: Service, request: Generate, answers: Answers) -> RowControls:
-    """The sampling record of a checked request.
+def prepare_response(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
+    """Read a request to /v1/responses that `caller` sent at engine time `arrival`.
 
-    A seed that is not given is drawn here, so that a request is reproducible from its submission.
+    Raises ApiError (400, 404); may run on any thread.
     """
-    temperature = 1.0 if request.temperature is None else request.temperature
-    if answers.beams is not None:
-        temperature = 0.0  # nothing is drawn
-    logprobs = request.alternatives
-    if answers.ranked and logprobs is None:
-        logprobs = 0  # those of the tokens themselves
-    return RowControls(
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_k=_top_k(service, request),
-        top_p=request.top_p or 1.0,
-        min_p=request.min_p or 0.0,
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
-        logit_bias=request.bias,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=request.repetition_penalty or 1.0,
-        min_tokens=request.min_tokens or 0,
-        ignore_eos=bool(request.ignore_eos),
-        eos_ids=service.tokenizer.eos_ids,
-        stop_ids=frozenset(request.stop_token_ids or ()),
-        logprobs=logprobs,
-    )
+    request = parse(ResponsesRequest, body, strict_fields=service.strict_fields)
+    check(service, request)
+    ids = chat_tokens(service, request.messages, param="input")
+    max_tokens = fit(service, ids, "input", request.token_limit, None)
+    identity = _identity(service, "resp_")
+    answers = answers_of(request, _most(service, caller))
+    reply = ResponseReply(request, identity, service.tokenizer)
+    prompts = [Prepared(ids, max_tokens)]
+    return generation(service, request, answers, reply, identity, prompts, arrival, caller)
 
 
-def _top_k(service: Service, request: Generate) -> int:
-    """0 for all. top_p 0 keeps the best token only, which is what it says taken at its word."""
-    if request.top_p == 0:
-        return 1
-    top_k = max(request.top_k or 0, 0)
-    return top_k if top_k < service.tokenizer.vocab_size else 0
+def _identity(service: Service, prefix: str) -> Identity:
+    return Identity(prefix + uuid.uuid4().hex, int(time.time()), service.model_id)
 
 
-def _check(service: Service, request: Generate) -> None:
-    """What depends on the model that is served and on the server's limits."""
-    service.require_model(request.model)
-    limits = service.limits
-    stops = request.stop or ()
-    if len(stops) > limits.max_stop_strings:
-        raise invalid(f"At most {limits.max_stop_strings} stop strings are allowed.", "stop")
-    if any(len(stop) > limits.max_stop_chars for stop in stops):
-        raise invalid(f"A stop string has at most {limits.max_stop_chars} characters.", "stop")
-    bias = request.bias
-    if len(bias) > limits.max_logit_bias:
-        raise invalid(f"At most {limits.max_logit_bias} entries are allowed.", "logit_bias")
-    check_ids(service, tuple(bias), "logit_bias")
-    check_ids(service, request.stop_token_ids or (), "stop_token_ids")
+def _completion_prompt(service: Service, request: CompletionRequest, prompt: OnePrompt) -> Prepared:
+    special = request.add_special_tokens is not False
+    ids = completion_tokens(service, prompt, special=special)
+    max_tokens = fit(service, ids, "prompt", request.token_limit, COMPLETION_DEFAULT)
+    if not request.echo:
+        return Prepared(ids, max_tokens)
+    hidden = request.skip_special_tokens is not False
+    text = prompt if isinstance(prompt, str) else service.tokenizer.decode(ids, hidden)
+    return Prepared(ids, max_tokens, text, scored=request.alternatives is not None)
 
 
-def _generation(
+def _check_count(service: Service, request: CompletionRequest, caller: Caller) -> None:
+    """Refuse more prompts than can be answered before work is put into any of them."""
+    each = answers_of(request, _most(service, caller)).sequences
+    most = _most(service, caller) // each
+    if len(request.prompt) > most:
+        message = f"At most {most} prompts with {each} sequences each are possible here."
+        raise invalid(message, "prompt")
+
+
+def _most(service: Service, caller: Caller) -> int:
+    """Sequences that a request of this caller may have."""
+    most = service.limits.max_open_requests
+    return min(most, caller.tenant.most_open or most)
+
+
+def _choices(
     service: Service,
-    request: Generate,
+    request: ChatRequest | CompletionRequest,
     dialect: Dialect,
-    prompt: list[int],
-    max_tokens: int,
+    prompts: Sequence[Prepared],
     arrival: float,
     caller: Caller,
 ) -> Generation:
+    """A generation that is answered with choices."""
+    identity = _identity(service, dialect.id_prefix)
+    answers = answers_of(request, _most(service, caller))
+    wishes = Wishes(
+        usage=request.wants_usage,
+        running_usage=request.wants_running_usage,
+        logprobs=request.alternatives is not None,
+        token_ids=bool(request.return_token_ids),
+        special=request.skip_special_tokens is False,
+    )
+    reply = ChoicesReply(
+        dialect,
+        identity,
+        service.tokenizer,
+        wishes,
+        [Prompt(each.ids, each.echo) for each in prompts],
+        answers.count * len(prompts),
+    )
+    return generation(service, request, answers, reply, identity, prompts, arrival, caller)
+
+
+def generation(
+    service: Service,
+    request: Generate,
+    answers: Answers,
+    reply: Reply,
+    identity: Identity,
+    prompts: Sequence[Prepared],
+    arrival: float,
+    caller: Caller,
+) -> Generation:
+    """A checked request as it is submitted, one submission for each prompt."""
+    controls = row_controls(service, request, answers, scored=prompts[0].scored)
+    for prompt in prompts:
+        if controls.min_tokens > prompt.max_tokens:
+            message = f"min_tokens is above the limit of {prompt.max_tokens} tokens."
+            raise invalid(message, "min_tokens")
+    return Generation(
+        answers=answers,
+        tenant=caller.tenant,
+        submissions=tuple(
+            _submission(
+                service, request, answers, _seeded(request, controls), prompt, arrival, caller
+            )
+            for prompt in prompts
+        ),
+        identity=identity,
+        reply=reply,
+        stops=Stops(tuple(request.stop or ()), bool(request.include_stop_str_in_output)),
+        stream=bool(request.stream),
+        special=request.skip_special_tokens is False,
+        request_id=request.request_id,
+    )
+
+
+def _seeded(request: Generate, controls: RowControls) -> RowControls:
+    """Prompts without a seed draw differently, also where they are the same; one that is given
+    holds for all of them."""
+    if request.seed is not None:
+        return controls
+    return replace(controls, seed=secrets.randbits(63))
+
+
+def _submission(
+    service: Service,
+    request: Generate,
+    answers: Answers,
+    controls: RowControls,
+    prompt: Prepared,
+    arrival: float,
+    caller: Caller,
+) -> Submission:
     tenant, terms = caller.tenant, caller.terms(request.service_tier)
-    most = service.limits.max_open_requests
-    answers = answers_of(request, min(most, tenant.most_open or most))
-    controls = row_controls(service, request, answers)
-    if controls.min_tokens > max_tokens:
-        raise invalid(f"min_tokens is above the limit of {max_tokens} tokens.", "min_tokens")
     salt = salt_of(tenant.name if service.isolate_tenants else "", request.cache_salt or "")
-    submission = Submission(
+    return Submission(
         id=service.bridge.next_id(),
-        prompt=prompt,
-        max_tokens=max_tokens,
+        prompt=prompt.ids,
+        max_tokens=prompt.max_tokens,
         controls=controls,
         arrival=arrival,
         n=answers.chosen_from if answers.beams is None else answers.count,
@@ -156,17 +241,5 @@ def _generation(
         queue_deadline=arrival + terms.queue_timeout,
         tpot_target=terms.tpot,
         salt=salt,
-        prompt_keys=block_keys(prompt, salt),
-    )
-    identity = Identity(dialect.id_prefix + uuid.uuid4().hex, int(time.time()), service.model_id)
-    return Generation(
-        answers=answers,
-        tenant=tenant,
-        submission=submission,
-        identity=identity,
-        dialect=dialect,
-        stops=tuple(request.stop or ()),
-        stream=bool(request.stream),
-        usage=request.wants_usage,
-        logprobs=request.alternatives is not None,
+        prompt_keys=block_keys(prompt.ids, salt),
     )

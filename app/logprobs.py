@@ -50,16 +50,40 @@ class CompletionLogprobs:
     text begins, in characters of the choice's whole text; so there is one object a sequence.
     """
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes, shown: TokenBytes | None = None) -> None:
+        """shown: the bytes of a token that are in the text; all of them unless told otherwise."""
         self._token_bytes = token_bytes
+        self._shown = shown or token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        self._before: dict[str, list[Any]] = {}
+
+    def begin_with(
+        self, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs], text: str
+    ) -> None:
+        """The choice repeats its prompt, which is `text`; its first token is foretold by nothing.
+
+        Some tokenizers put a space before a text, which is in the token and not in the text.
+        """
+        self._before = self._lists([(prompt[0], None), *zip(prompt[1:], logprobs, strict=True)])
+        surplus = self._offset - len(text)
+        offsets = [max(0, offset - surplus) for offset in self._before["text_offset"]]
+        self._before["text_offset"] = offsets
+        self._decoder.reset()
+        self._offset = len(text)
 
     def render(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        lists = self._lists(entries)
+        if self._before:
+            lists = {name: self._before[name] + values for name, values in lists.items()}
+            self._before = {}
+        return lists
+
+    def _lists(self, entries: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, list[Any]]:
         return {
             "tokens": [self._text(token) for token, _ in entries],
-            "token_logprobs": [known.logprob for _, known in entries],
-            "top_logprobs": [self._top(token, known) for token, known in entries],
+            "token_logprobs": [known and known.logprob for _, known in entries],
+            "top_logprobs": [known and self._top(token, known) for token, known in entries],
             "text_offset": [self._advance(token) for token, _ in entries],
         }
 
@@ -73,5 +97,5 @@ class CompletionLogprobs:
 
     def _advance(self, token: int) -> int:
         start = self._offset
-        self._offset += len(self._decoder.decode(self._token_bytes(token)))
+        self._offset += len(self._decoder.decode(self._shown(token)))
         return start

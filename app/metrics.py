@@ -94,9 +94,9 @@ class Metrics(Collector):
         self._registry.register(self)
 
     @contextmanager
-    def follow(self, submission: Submission) -> Iterator[None]:
-        """Measure the gaps between a request's tokens for as long as somebody waits for them."""
-        keys = [(submission.id, index) for index in range(submission.n)]
+    def follow(self, submissions: Sequence[Submission]) -> Iterator[None]:
+        """Measure the gaps between requests' tokens for as long as somebody waits for them."""
+        keys = [(each.id, index) for each in submissions for index in range(each.n)]
         self._last_token.update(dict.fromkeys(keys))
         try:
             yield

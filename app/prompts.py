@@ -2,41 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from app.errors import context_exceeded, invalid, sentence
-from app.schemas.chat import ChatMessage
+from app.schemas.chat import ChatMessage, ChatRequest
+from app.schemas.parsing import UNSUPPORTED
+from app.schemas.tokens import TokenizeRequest
 from app.service import Service
-from app.text.template import encode_segments
-from app.text.tokenizer import encode_prompt
+from app.text.template import ChatTemplate, encode_segments
+from engine.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """How a chat becomes a prompt.
+
+    opens: whether the turn of the answer is opened. continues: whether the last message is gone on
+    with instead. variables: for the template. template: one that came with the request.
+    """
+
+    opens: bool = True
+    continues: bool = False
+    variables: Mapping[str, Any] | None = None
+    template: str | None = None
+
+    @classmethod
+    def of(cls, request: ChatRequest | TokenizeRequest) -> TemplateOptions:
+        """What a request asks for. Raises ApiError (400) for what does not go together."""
+        continues = bool(request.continue_final_message)
+        if continues and request.add_generation_prompt:
+            message = "A message cannot be gone on with behind the opening of another."
+            raise invalid(message, "continue_final_message")
+        opens = request.add_generation_prompt is not False and not continues
+        return cls(opens, continues, request.chat_template_kwargs, request.chat_template)
 
 
 def chat_tokens(
-    service: Service, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+    service: Service,
+    messages: Sequence[ChatMessage],
+    options: TemplateOptions = TemplateOptions(),
+    *,
+    param: str = "messages",
 ) -> list[int]:
-    """Token ids of a rendered chat. Raises ApiError (400)."""
-    if service.template is None:
-        raise invalid("This model has no chat template; use /v1/completions.", "messages")
+    """Token ids of a rendered chat that came in the field `param`. Raises ApiError (400)."""
+    template = _template(service, options.template)
     if len(messages) >= service.max_model_len:  # each costs a token at least
-        raise context_exceeded(service.max_model_len, f"at least {len(messages)}", "messages")
+        raise context_exceeded(service.max_model_len, f"at least {len(messages)}", param)
     turns = [message.for_template() for message in messages]
     try:
-        segments = service.template.render(turns, add_generation_prompt=add_generation_prompt)
+        segments = template.render(
+            turns,
+            add_generation_prompt=options.opens,
+            continues=options.continues,
+            variables=options.variables,
+        )
         text = "".join(segment.text for segment in segments if not segment.control)
-        _refuse_hopeless(service, text, "messages")
+        _refuse_hopeless(service, text, param)
         return encode_segments(service.tokenizer, segments)
     except ValueError as error:  # a TemplateError, or text that no token stands for
-        raise invalid(sentence(str(error)), "messages") from None
+        raise invalid(sentence(str(error)), param) from None
 
 
-def completion_tokens(service: Service, prompt: str | Sequence[int]) -> list[int]:
-    """Token ids of a plain prompt. Raises ApiError (400)."""
+def _template(service: Service, source: str | None) -> ChatTemplate:
+    """The model's, or the one in the request where that is allowed."""
+    if source is not None:
+        if not service.request_templates:
+            message = "Templates in requests are off here (api.request_templates)."
+            raise invalid(message, "chat_template", UNSUPPORTED)
+        try:
+            return ChatTemplate.of(source, service.tokenizer)
+        except ModelError as error:
+            raise invalid(sentence(str(error)), "chat_template") from None
+    if service.template is None:
+        raise invalid("This model has no chat template; use /v1/completions.", "messages")
+    return service.template
+
+
+def completion_tokens(
+    service: Service, prompt: str | Sequence[int], *, special: bool = True
+) -> list[int]:
+    """Token ids of a plain prompt; special: with what the model's file puts before each.
+
+    Raises ApiError (400).
+    """
     if not isinstance(prompt, str):
         check_ids(service, prompt, "prompt")
         return list(prompt)
     _refuse_hopeless(service, prompt, "prompt")
     try:
-        return encode_prompt(service.tokenizer, prompt)
+        return [*(service.tokenizer.prefix if special else ()), *service.tokenizer.encode(prompt)]
     except ValueError as error:
         raise invalid(sentence(str(error)), "prompt") from None
 

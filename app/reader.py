@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from app.bridge import Stream
 from app.choices import Choice, Piece
@@ -10,35 +11,68 @@ from app.chunks import Usage
 from app.errors import from_failure
 from app.record import Record
 from engine.inbox import Submission
-from engine.outputs import Failure, Output
+from engine.outputs import Failure, Output, Timing
+
+Key: TypeAlias = tuple[int, int]
+"""What the engine calls a sequence: its request, and its index there."""
 
 
 class Reader:
-    """Reads one request's stream to its end.
-
-    last_token_at: engine time of the latest token, None before the first.
-    """
+    """Reads the stream of some requests that are answered together to its end."""
 
     def __init__(
-        self, stream: Stream, submission: Submission, choices: Sequence[Choice], record: Record
+        self,
+        stream: Stream,
+        submissions: Sequence[Submission],
+        choices: Mapping[Key, Choice],
+        record: Record,
     ) -> None:
         self.choices = choices
-        self.last_token_at: float | None = None
         self._stream = stream
-        self._submission = submission
+        self._submissions = submissions
         self._record = record
-        self._cached = 0
+        self._timing: Timing | None = None
+        self._first_token_at = 0.0
+        self._last_token_at: dict[int, float] = {}
         self._failure: Failure | None = None
 
     @property
     def ended(self) -> bool:
         """Whether every choice has its finish_reason."""
-        return all(choice.finish_reason is not None for choice in self.choices)
+        return all(choice.finish_reason is not None for choice in self.choices.values())
 
     @property
     def usage(self) -> Usage:
-        completion = sum(choice.tokens for choice in self.choices)
-        return Usage(len(self._submission.prompt), completion, self._cached)
+        prompt = sum(len(submission.prompt) for submission in self._submissions)
+        cached: dict[int, int] = {}  # siblings share one prompt
+        for (request, _), choice in self.choices.items():
+            cached[request] = max(cached.get(request, 0), choice.cached)
+        return Usage(prompt, self._completion, sum(cached.values()))
+
+    @property
+    def _completion(self) -> int:
+        return sum(choice.tokens for choice in self.choices.values())
+
+    def last_token_at(self, request: int) -> float | None:
+        """Engine time of the latest token of a request, None before the first."""
+        return self._last_token_at.get(request)
+
+    def metrics(self) -> dict[str, float | None]:
+        """How long it took, from the first token of any choice to the last; None where nothing can
+        be told. Known once something was generated."""
+        assert self._timing is not None, "no token has come"
+        arrival, admitted = self._timing.arrival, self._timing.admitted
+        last = max(self._last_token_at.values())
+        generation = last - self._first_token_at
+        gaps = max(choice.tokens for choice in self.choices.values()) - 1
+        served = last - admitted
+        return {
+            "time_to_first_token_ms": 1000 * (self._first_token_at - arrival),
+            "queue_time_ms": 1000 * (admitted - arrival),
+            "generation_time_ms": 1000 * generation,
+            "mean_itl_ms": 1000 * generation / gaps if gaps else None,
+            "tokens_per_second": self._completion / served if served > 0 else None,
+        }
 
     async def next(self) -> dict[Choice, list[Piece]]:
         """What came for each choice since the last call; nothing for those that have ended.
@@ -58,23 +92,24 @@ class Reader:
         return news
 
     def _take(self, output: Output, news: dict[Choice, list[Piece]]) -> None:
-        choice = self.choices[output.index]
+        choice = self.choices[output.request, output.index]
         if output.tokens:
             self._first_token(output)
-            self.last_token_at = output.at
+            self._last_token_at[output.request] = output.at
             news.setdefault(choice, []).extend(choice.take(output))
         if choice.finish_reason is not None:
-            self._stream.finish_at(choice.index, choice.tokens)
+            self._stream.finish_at(output.request, output.index, choice.tokens)
         if output.finish is not None and output.finish.failure is not None:
             self._failure = output.finish.failure
-        self._cached = max(self._cached, output.cached)
 
     def _first_token(self, output: Output) -> None:
-        if output.timing is not None and self._record.ttft_s is None:
+        if output.timing is not None and self._timing is None:
+            self._timing = output.timing
+            self._first_token_at = output.at
             self._record.queue_s = output.timing.admitted - output.timing.arrival
             self._record.ttft_s = output.at - output.timing.arrival
 
     def _note(self) -> None:
         """Keep the log line true, in case the client leaves now."""
-        self._record.completion_tokens = sum(choice.tokens for choice in self.choices)
-        self._record.finish_reason = self.choices[0].finish_reason
+        self._record.completion_tokens = self._completion
+        self._record.finish_reason = next(iter(self.choices.values())).finish_reason

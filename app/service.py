@@ -34,7 +34,8 @@ class Service:
     model_id: its name in the API. created: Unix seconds at which it was loaded. max_model_len:
     tokens of a request at most, prompt and answer together. clock: the engine's. executor: where
     large inputs are read. max_body_bytes: larger bodies are refused. tenancy: who a request is of.
-    policies: which policy is in charge.
+    policies: which policy is in charge. request_templates: whether requests may bring chat
+    templates. per_request_metrics: whether replies say how long they took.
     isolate_tenants: whether tenants share no cached prefix. directory: open requests by their
     clients' names.
     """
@@ -55,8 +56,17 @@ class Service:
     tenancy: Tenancy
     policies: PolicyDesk
     strict_fields: bool = False
+    request_templates: bool = False
+    per_request_metrics: bool = False
     isolate_tenants: bool = False
     directory: Directory = field(default_factory=Directory)
+
+    def effort(self, body: bytes) -> int:
+        """How much work a body may make, in the bytes that `off_loop` counts.
+
+        With templates in it that is not told by its length.
+        """
+        return SMALL_INPUT + 1 if self.request_templates else len(body)
 
     async def off_loop(
         self,

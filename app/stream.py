@@ -12,22 +12,23 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.bridge import LAGGED, Stream
-from app.choices import Choice, Piece, coalesce, likeliest
-from app.chunks import DONE, KEEPALIVE, Chunks, completion_body, error_event
+from app.bridge import LAGGED
+from app.choices import Choice, Piece, coalesce, likeliest, merge
+from app.chunks import KEEPALIVE
 from app.connection import last_words
 from app.directory import Names
 from app.errors import ApiError, from_failure
 from app.generation import Generation
-from app.reader import Reader
+from app.reader import Key, Reader
 from app.record import Record
+from app.replies.base import Reply, Report
 from app.service import Service
 from app.text.sequence import SequenceText
 
@@ -53,12 +54,7 @@ class GenerationResponse:
         self._service = service
         self._generation = generation
         self._record = record
-        tokenizer = service.tokenizer
-        self._choices = [
-            Choice(index, SequenceText(tokenizer, generation.stops))
-            for index in range(generation.submission.n)
-        ]
-        self._logprobs = [generation.dialect.logprobs(tokenizer.token_bytes) for _ in self._choices]
+        self._choices = _choices(service, generation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; a client that reads too slowly loses its connection, and so its place.
@@ -66,16 +62,19 @@ class GenerationResponse:
         Raises ApiError, Overloaded, QuotaExceeded or NotReady while nothing has been sent yet,
         ClientDisconnect if nobody waits.
         """
-        submission = self._generation.submission
+        submissions = self._generation.submissions
+        ids = [submission.id for submission in submissions]
         with (
             last_words(scope) as hang_up_soon,
             self._service.bridge.open(
-                submission, partial(self._cut, hang_up_soon), self._generation.tenant
+                *submissions,
+                on_cut=partial(self._cut, hang_up_soon),
+                tenant=self._generation.tenant,
             ) as stream,
-            self._service.directory.listed(submission.id, self._names),
-            self._service.metrics.follow(submission),
+            self._service.directory.listed(ids, self._names),
+            self._service.metrics.follow(submissions),
         ):
-            reader = self._reader(stream)
+            reader = Reader(stream, submissions, self._choices, self._record)
             answer = self._streamed if self._generation.stream else self._whole
             response = await answer(reader, receive)
             await response(scope, receive, send)
@@ -85,44 +84,47 @@ class GenerationResponse:
     def _names(self) -> Names:
         return Names(self._generation.identity.id, self._record.request_id)
 
-    def _reader(self, stream: Stream) -> Reader:
-        return Reader(stream, self._generation.submission, self._choices, self._record)
-
     def _cut(self, hang_up_soon: Callable[[], None]) -> None:
         """The client lags; it may be so far behind that it never reads why it was cut."""
         self._record.error = from_failure(LAGGED).code
         hang_up_soon()
 
     def _settle(self, reader: Reader) -> None:
-        if reader.ended and reader.last_token_at is not None:
-            self._service.metrics.served(self._generation.submission, reader.last_token_at)
+        if reader.ended:
+            for submission in self._generation.submissions:
+                last = reader.last_token_at(submission.id)
+                assert last is not None, "a request has ended that never said anything"
+                self._service.metrics.served(submission, last)
         elif self._record.error is None:
             self._record.client_disconnected = True
+
+    def _report(self, reader: Reader) -> Report:
+        if not self._service.per_request_metrics:
+            return Report(reader.usage)
+        policy = self._service.policies.current.policy
+        cached = reader.usage.cached
+        metrics = {**reader.metrics(), "cached_tokens": cached, "policy": policy}
+        return Report(reader.usage, metrics)
 
     # ---------------------------------------------------------------- at once
 
     async def _whole(self, reader: Reader, receive: Receive) -> Response:
         pieces = await unless_left(receive, self._read_all(reader))
-        answers = self._generation.answers
-        chosen = likeliest(pieces, answers.count) if answers.ranked else self._choices
-        choices = [
-            {
-                "index": index,
-                **self._generation.dialect.content("".join(p.text for p in pieces[choice])),
-                "logprobs": self._render_logprobs(choice, pieces[choice]),
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-            }
-            for index, choice in enumerate(chosen)
-        ]
-        generation = self._generation
-        body = completion_body(
-            generation.dialect.object, generation.identity, choices, reader.usage
-        )
+        said = [(choice, merge(pieces[choice])) for choice in self._choices.values()]
+        body = self._generation.reply.whole(self._chosen(said), self._report(reader))
         return Response(body, media_type="application/json")
 
+    def _chosen(self, said: list[tuple[Choice, Piece]]) -> list[tuple[Choice, Piece]]:
+        """The answers to each prompt that the client wants."""
+        answers = self._generation.answers
+        if not answers.ranked:
+            return said
+        each = answers.chosen_from
+        groups = [said[start : start + each] for start in range(0, len(said), each)]
+        return [answer for group in groups for answer in likeliest(group, answers.count)]
+
     async def _read_all(self, reader: Reader) -> dict[Choice, list[Piece]]:
-        pieces: dict[Choice, list[Piece]] = {choice: [] for choice in self._choices}
+        pieces: dict[Choice, list[Piece]] = {choice: [] for choice in self._choices.values()}
         while not reader.ended:
             for choice, news in (await reader.next()).items():
                 pieces[choice].extend(news)
@@ -138,45 +140,42 @@ class GenerationResponse:
     async def _frames(
         self, reader: Reader, first: News | None, later: AsyncIterator[News | None]
     ) -> AsyncIterator[bytes]:
-        generation = self._generation
-        chunks = Chunks(generation.dialect.style, generation.identity, usage=generation.usage)
+        reply = self._generation.reply
         try:
-            if len(self._choices) > 1:
-                yield chunks.opening(len(self._choices))
-            yield self._render(first, chunks)
+            if begin := reply.begin():
+                yield begin
+            yield self._render(first, reply)
             async for news in later:
-                yield self._render(news, chunks)
-            if generation.usage:
-                yield chunks.usage(reader.usage)
+                yield self._render(news, reply)
+            yield reply.end(self._report(reader))
         except ApiError as error:
             self._record.error = error.code
-            yield error_event(error.body())
-        yield DONE
+            yield reply.fail(error)
 
-    def _render(self, news: News | None, chunks: Chunks) -> bytes:
+    def _render(self, news: News | None, reply: Reply) -> bytes:
         if news is None:
             comments = self._service.sse.keepalive_mode == "comment"
-            return KEEPALIVE if comments else chunks.silence()
+            return KEEPALIVE if comments else reply.silence()
         return b"".join(
-            self._frame(choice, piece, chunks)
+            reply.add(choice, piece)
             for choice, pieces in news.items()
             for piece in coalesce(pieces)
         )
 
-    def _frame(self, choice: Choice, piece: Piece, chunks: Chunks) -> bytes:
-        return chunks.frame(
-            choice.index,
-            piece.text,
-            logprobs=self._render_logprobs(choice, [piece]),
-            finish_reason=piece.finish_reason,
-            stop_reason=piece.stop_reason,
-        )
 
-    def _render_logprobs(self, choice: Choice, pieces: list[Piece]) -> dict[str, Any] | None:
-        if not self._generation.logprobs:
-            return None
-        entries = [entry for piece in pieces for entry in piece.entries]
-        return self._logprobs[choice.index].render(entries)
+def _choices(service: Service, generation: Generation) -> dict[Key, Choice]:
+    """The choices that the sequences of a generation become, in the order of the reply."""
+    choices: dict[Key, Choice] = {}
+    for prompt, submission in enumerate(generation.submissions):
+        for index in range(submission.n):
+            text = SequenceText(
+                service.tokenizer,
+                generation.stops.strings,
+                include_stop=generation.stops.included,
+                skip_special=not generation.special,
+            )
+            choices[submission.id, index] = Choice(len(choices), text, prompt)
+    return choices
 
 
 async def news_or_silence(reader: Reader, interval: float) -> AsyncIterator[News | None]:

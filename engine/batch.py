@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine.controls import ScoredRow
+
 BLOCK = 16
 """Tokens in a KV block."""
 
@@ -80,7 +82,8 @@ class Batch:
     sample row j of the batch in flight.
     qo_indptr, kv_indptr (rows + 1), kv_indices, last_page_len (rows): CSR block tables.
     sample_rows: the rows that sample, in order; logit_rows: the flattened token whose logits each
-    of them needs.
+    of them needs, and behind these the tokens of the `scored` rows, whose logits say how likely
+    the prompt is.
     """
 
     step: int
@@ -94,6 +97,7 @@ class Batch:
     last_page_len: Int32
     sample_rows: Int32
     logit_rows: Int32
+    scored: tuple[ScoredRow, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     offloads: tuple[tuple[int, int], ...] = ()
     restores: tuple[tuple[int, int], ...] = ()

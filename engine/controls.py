@@ -27,6 +27,7 @@ class RowControls:
     eos_ids: the model's own end-of-sequence ids; stop_ids: what the client added.
     bad_words: token sequences that must not be completed.
     logprobs: None for none, else how many alternatives to report beside the chosen token.
+    prompt_logprobs: the same for each token of the prompt but the first.
     beams: for beam search, how many `Candidate`s to report: so many of the best, and so many of the
     best that do not end the sequence; 0 for none.
     grammar: an opaque key of the structured-output grammar of this request, if any; whoever plans
@@ -49,6 +50,7 @@ class RowControls:
     stop_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     beams: int = 0
     grammar: object | None = None
 
@@ -77,6 +79,20 @@ class SampleRow:
     tokens: Sequence[int]
     prompt_length: int
     mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """A row of a batch, some of whose tokens foretell the next token of a prompt.
+
+    row: its number. first: the first such token, counted from where the row starts; targets: what
+    follows it and each token after it. alternatives: how many to report beside each.
+    """
+
+    row: int
+    first: int
+    targets: Sequence[int]
+    alternatives: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +126,10 @@ class Sampled:
 
     candidates: by place among the sample rows, those of the rows whose controls ask for `beams`,
     best first. Forbidden tokens are never among them.
+    prompt_logprobs: for each of the batch's `scored` rows, one for each of its targets.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
     candidates: Mapping[int, Sequence[Candidate]] = field(default_factory=dict)
+    prompt_logprobs: Sequence[Sequence[TokenLogprobs]] = ()

@@ -104,7 +104,7 @@ class KVMemory:
         return self._beginning(request.open_sequences[0])
 
     def _beginning(self, sequence: Sequence) -> list[bytes]:
-        if not self.cache:
+        if not self.cache or sequence.request.unscored:
             return []
         chain = self._chain(sequence)
         if len(sequence.tokens) // BLOCK > len(chain.keys):

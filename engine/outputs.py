@@ -65,6 +65,7 @@ class Output:
 
     at: engine time at which the tokens were known. A sequence's outputs arrive in order and the
     last one carries `finish`. Failures of a whole request are sent for every one of its sequences.
+    timing, cached, prompt_logprobs: on the first with tokens, of the request.
     """
 
     request: int
@@ -75,6 +76,7 @@ class Output:
     finish: Finish | None = None
     timing: Timing | None = None
     cached: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True)

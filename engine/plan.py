@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.batch import BLOCK, Batch, Int32, Row
 from engine.blocks import blocks_for
-from engine.controls import SampleRow
+from engine.controls import SampleRow, ScoredRow
 from engine.moves import Launched
 from engine.request import Request, Sequence
 
@@ -103,6 +103,7 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
     rows: list[Row] = []
     sampling: list[SampleRow] = []
     sampled: list[Sequence] = []
+    scored: list[ScoredRow] = []
     for sequence in sequences:
         request, count = sequence.request, sequence.scheduled
         start = sequence.computed + sequence.in_flight
@@ -117,9 +118,11 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
                     request.controls, sequence.index, end, sequence.tokens, request.prompt_length
                 )
             )
+        if request.unscored and sequence.index == 0:
+            scored += _scored(request, len(rows) - 1, start, end)
         sequence.in_flight += count
         sequence.scheduled = 0
-    arrays = _Arrays.of(decodes, chunks, rows).packed() if packed else _NO_ARRAYS
+    arrays = _Arrays.of(decodes, chunks, rows, scored).packed() if packed else _NO_ARRAYS
     for place, sequence in enumerate(sampled):  # until now it says where the step before samples
         sequence.sample_row = place
     return Flight(
@@ -130,6 +133,7 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
             plan.step,
             tuple(rows),
             *arrays,
+            scored=tuple(scored),
             copies=moves.copies,
             offloads=moves.offloads,
             restores=moves.restores,
@@ -138,6 +142,18 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
         moved=moves.requests,
         limbo=[],
     )
+
+
+def _scored(request: Request, number: int, start: int, end: int) -> list[ScoredRow]:
+    """Which tokens of a row say how likely the next ones of its prompt are, if any do.
+
+    Those that have been scored are left out: after a preemption they are computed again.
+    """
+    alternatives = request.controls.prompt_logprobs
+    assert alternatives is not None, "the prompt is not to be scored"
+    first = max(start, len(request.prompt_logprobs))
+    targets = request.submission.prompt[first + 1 : end + 1]
+    return [ScoredRow(number, first - start, targets, alternatives)] if targets else []
 
 
 _Packed: TypeAlias = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32]
@@ -162,12 +178,21 @@ class _Arrays:
         self.logit_rows = array("i")
 
     @classmethod
-    def of(cls, decodes: list[Sequence], chunks: list[Sequence], rows: list[Row]) -> _Arrays:
+    def of(
+        cls,
+        decodes: list[Sequence],
+        chunks: list[Sequence],
+        rows: list[Row],
+        scored: list[ScoredRow],
+    ) -> _Arrays:
         """The arrays of a batch whose `rows` are those of `decodes`, then those of `chunks`."""
         arrays = cls()
         arrays.add_decodes(decodes, rows)
         for sequence, row in zip(chunks, rows[len(decodes) :], strict=True):
             arrays.add_chunk(sequence, row)
+        for each in scored:
+            first = arrays.qo_indptr[each.row] + each.first
+            arrays.logit_rows.extend(range(first, first + len(each.targets)))
         return arrays
 
     def add_decodes(self, sequences: list[Sequence], rows: list[Row]) -> None:

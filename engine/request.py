@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.batch import BLOCK
 from engine.beam_search import Beam, BeamSearch, Search
 from engine.blocks import blocks_for
+from engine.controls import TokenLogprobs
 from engine.inbox import Submission
 from engine.prefix import KeyChain
 from engine.read_only import OnWrite, ReadOnly, unheard
@@ -129,6 +131,8 @@ class Request:
     queued_at: how many admissions there were when it began to wait, for the first time or again.
     lost: computed tokens that preemption has cost it. passed: how many requests were admitted past
     it because it did not fit (`Policy.backfill`).
+    prompt_logprobs: of the prompt's tokens but the first, as far as they have been scored;
+    unscored: some still are to be. Then it takes nothing from the prefix cache.
     search: what its beam search has found so far, if it is one. Then `sequences` are the beams that
     run now; until the prompt is computed that is one.
     """
@@ -145,6 +149,7 @@ class Request:
         "phase",
         "preemptions",
         "prompt_length",
+        "prompt_logprobs",
         "queued_at",
         "resuming",
         "search",
@@ -152,6 +157,7 @@ class Request:
         "slo_class",
         "submission",
         "ticket",
+        "unscored",
         "view",
     )
 
@@ -177,6 +183,8 @@ class Request:
         self.resuming = False
         self.cached = 0
         self.controls = submission.controls
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.unscored = submission.controls.prompt_logprobs is not None and self.prompt_length > 1
         self.ending_ids = submission.controls.ending_ids
         self.search: Search | None = None
         if submission.beams is None:
@@ -191,6 +199,11 @@ class Request:
         self.controls = replace(submission.controls, beams=settings.width)
         self.sequences = [Sequence(self, 0)]
         self.sequences[0].beam = Beam()
+
+    def scored(self, logprobs: Iterable[TokenLogprobs]) -> None:
+        """Take in the log-probabilities of the next tokens of the prompt."""
+        self.prompt_logprobs += logprobs
+        self.unscored = len(self.prompt_logprobs) < self.prompt_length - 1
 
     @property
     def open_sequences(self) -> list[Sequence]:

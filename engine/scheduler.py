@@ -248,6 +248,7 @@ class Scheduler:
         results = zip(sampled.tokens, sampled.logprobs, strict=True)
         groups: dict[Request, None] = {}
         caching = self.memory.cache
+        self._score(flight, sampled)
         for row, sequence, epoch in zip(rows, flight.sequences, flight.epochs, strict=True):
             if epoch == sequence.epoch:  # else it gave up meanwhile what the row computed
                 sequence.computed += row.count
@@ -270,6 +271,13 @@ class Scheduler:
         for request in groups:
             if beam_groups.complete(request):
                 self._resolve(request, now)
+
+    def _score(self, flight: Flight, sampled: Sampled) -> None:
+        """Take in how likely prompts are that a flight has computed."""
+        for scored, logprobs in zip(flight.batch.scored, sampled.prompt_logprobs, strict=True):
+            sequence = flight.sequences[scored.row]
+            if flight.epochs[scored.row] == sequence.epoch:  # else they are computed again
+                sequence.request.scored(logprobs)
 
     def _count_prompt(self, row: Row, sequence: EngineSequence) -> None:
         """Book prompt tokens; when the prompt is complete, let the siblings share it.
@@ -391,6 +399,7 @@ class Scheduler:
         if generated == 1:
             output.timing = Timing(submission.arrival, request.admitted_at)
             output.cached = request.cached
+            output.prompt_logprobs = tuple(request.prompt_logprobs)
         if token in request.ending_ids:
             output.finish = Finish(FinishReason.STOP, stop_token=token)
         elif generated >= submission.max_tokens:
@@ -433,6 +442,7 @@ class Scheduler:
                     finish,
                     timing,
                     request.cached,
+                    tuple(request.prompt_logprobs),
                 )
             )
         self.counters.finished += 1

@@ -20,7 +20,7 @@ from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import VirtualClock
-from engine.controls import RowControls, Sampled, SampleRow
+from engine.controls import RowControls, Sampled, SampleRow, ScoredRow
 from engine.cost import LinearCost
 from engine.decisions import DecisionSink, no_log
 from engine.guard import GuardSettings
@@ -253,7 +253,7 @@ def _keys(number: int, prompt_tokens: int) -> list[bytes]:
 class _Wordless(SimulatedBackend):
     """Nobody reads the answers: token 0, over and over."""
 
-    def _sampled(self, rows: Sequence[SampleRow]) -> Sampled:
+    def _sampled(self, rows: Sequence[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
         return Sampled([0] * len(rows), [None] * len(rows))
 
 

@@ -348,6 +348,10 @@ class LimitsConfig(Section):
     max_stop_strings: Count = Field(default=16, description="most stop strings of a request")
     max_stop_chars: Positive = Field(default=1024, description="most characters of a stop string")
     max_logit_bias: Count = Field(default=1024, description="most logit_bias entries of a request")
+    max_allowed_token_ids: Count = Field(
+        default=1024, description="most allowed_token_ids of a request"
+    )
+    max_bad_words: Count = Field(default=64, description="most bad_words of a request")
 
 
 class ApiConfig(Section):
@@ -355,6 +359,12 @@ class ApiConfig(Section):
 
     strict_fields: bool = Field(
         default=False, description="whether unknown request fields are refused"
+    )
+    request_templates: bool = Field(
+        default=False, description="whether requests may bring a chat_template; only among friends"
+    )
+    per_request_metrics: bool = Field(
+        default=False, description="whether replies have a metrics object: times, tokens a second"
     )
 
 

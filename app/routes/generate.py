@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from app.body import read_body
 from app.generation import Generation
+from app.middleware import REQUEST_ID
 from app.record import record_of
 from app.service import Service
 from app.stream import GenerationResponse
@@ -30,9 +31,13 @@ async def generate(service: Service, prepare: Prepare, request: Request) -> Gene
     service.bridge.require_room(caller.tenant)
     body = await read_body(request, service.max_body_bytes)
     arrival = service.clock.now()
-    generation = await service.off_loop(len(body), prepare, service, body, arrival, caller)
+    generation = await service.off_loop(
+        service.effort(body), prepare, service, body, arrival, caller
+    )
     record.model = service.model_id
-    record.slo_class = generation.submission.slo_class
+    record.slo_class = generation.submissions[0].slo_class
     record.stream = generation.stream
-    record.prompt_tokens = len(generation.submission.prompt)
+    record.prompt_tokens = sum(len(each.prompt) for each in generation.submissions)
+    if generation.request_id is not None and REQUEST_ID not in request.headers:
+        record.request_id = generation.request_id
     return GenerationResponse(service, generation, record)

@@ -1,4 +1,4 @@
-"""GET /health, /version and /metrics."""
+"""GET /health and its kin, /load, /version and /metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import not_ready
+from app.bridge import NotReady, Overloaded
+from app.errors import house_full, not_ready
 from app.metrics import CONTENT_TYPE
 from app.service import Service
 
@@ -17,11 +18,36 @@ async def health(service: Service, request: Request) -> Response:
     return Response() if failure is None else not_ready(failure).response()
 
 
+async def live(service: Service, request: Request) -> Response:
+    """503 only if a new process is needed: the engine has ended although nobody asked it to."""
+    broken = service.bridge.failure if service.bridge.broken else None
+    return Response() if broken is None else not_ready(broken).response()
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """503 while a request that came now would be refused: starting, draining, broken, or full."""
+    try:
+        service.bridge.require_room()
+    except Overloaded as full:
+        raise house_full(str(full), full.retry_after) from None
+    except NotReady as refusal:
+        raise not_ready(refusal.failure) from None
+    return Response()
+
+
+async def load(service: Service, request: Request) -> Response:
+    """How many requests are open, running and waiting ones together."""
+    return _json({"server_load": service.bridge.open_requests})
+
+
 async def version(service: Service, request: Request) -> Response:
-    body = orjson.dumps({"version": service.version})
-    return Response(body, media_type="application/json")
+    return _json({"version": service.version})
 
 
 async def metrics(service: Service, request: Request) -> Response:
     """Rendered from numbers on this side; the engine is not asked."""
     return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+def _json(document: object) -> Response:
+    return Response(orjson.dumps(document), media_type="application/json")

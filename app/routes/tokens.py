@@ -9,7 +9,7 @@ from starlette.responses import Response
 from app.body import read_body
 from app.errors import invalid
 from app.logprobs import token_text
-from app.prompts import chat_tokens, check_ids, completion_tokens
+from app.prompts import TemplateOptions, chat_tokens, check_ids, completion_tokens
 from app.schemas.parsing import parse
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from app.service import Service
@@ -18,7 +18,7 @@ from app.service import Service
 async def tokenize(service: Service, request: Request) -> Response:
     """The token ids of a prompt or of a rendered chat, as a generation would see them."""
     body = await read_body(request, service.max_body_bytes)
-    reply = await service.off_loop(len(body), _tokenize, service, body)
+    reply = await service.off_loop(service.effort(body), _tokenize, service, body)
     return Response(reply, media_type="application/json")
 
 
@@ -33,10 +33,10 @@ def _tokenize(service: Service, body: bytes) -> bytes:
     request = parse(TokenizeRequest, body, strict_fields=service.strict_fields)
     service.require_model(request.model)
     if request.messages is not None:
-        opening = request.add_generation_prompt is not False
-        tokens = chat_tokens(service, request.messages, add_generation_prompt=opening)
+        tokens = chat_tokens(service, request.messages, TemplateOptions.of(request))
     elif request.prompt is not None:
-        tokens = completion_tokens(service, request.prompt)
+        special = request.add_special_tokens is not False
+        tokens = completion_tokens(service, request.prompt, special=special)
     else:
         raise invalid("Give prompt or messages.", "prompt", "missing_required_parameter")
     pieces = map(token_text, map(service.tokenizer.token_bytes, tokens))

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from app.schemas.parsing import WireModel, refused, unsupported
-from app.schemas.sampling import Generate, PositiveInt
+from app.schemas.sampling import Generate, PositiveInt, ToolChoice
+from app.schemas.shapes import documented, list_of
 
 PART_SEPARATOR = "\n"
+
+RESERVED = frozenset(
+    {"messages", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+"""What chat_template_kwargs must not name: it is said elsewhere."""
 
 
 def flatten(content: Any) -> Any:
@@ -33,12 +45,29 @@ def _text_of(index: int, part: Any) -> str:
     return text
 
 
+Content: TypeAlias = Annotated[
+    str | None,
+    BeforeValidator(flatten),
+    documented(
+        {"type": "string"},
+        list_of(
+            {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            }
+        ),
+        {"type": "null"},
+    ),
+]
+
+
 class ChatMessage(WireModel):
     """One turn. An assistant turn that consists of tool calls may lack content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: list[Any] | None = None
-    content: Annotated[str | None, BeforeValidator(flatten)] = Field(None, validate_default=True)
+    content: Content = Field(None, validate_default=True)
 
     @field_validator("content")
     @classmethod
@@ -55,6 +84,13 @@ class ChatMessage(WireModel):
         return {"role": role, "content": self.content or ""}
 
 
+def _free_names(variables: dict[str, Any]) -> dict[str, Any]:
+    if taken := RESERVED & variables.keys():
+        raise refused(f"{min(taken)!r} has a field of its own")
+    return variables
+
+
+TemplateVariables: TypeAlias = Annotated[dict[str, Any], AfterValidator(_free_names)]
 Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
@@ -63,28 +99,19 @@ class ChatRequest(Generate):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tool_choice: Any = None
-    response_format: Any = None
+    tools: list[Any] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @field_validator("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and "logprobs" in info.data and not info.data["logprobs"]:
             raise refused("top_logprobs need logprobs: true")
-        return value
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _no_forced_tool(cls, value: Any) -> Any:
-        if value not in (None, "none", "auto"):
-            raise unsupported("only 'none' and 'auto' are supported")
-        return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _plain_text(cls, value: Any) -> Any:
-        if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
-            raise unsupported("only {'type': 'text'} is supported")
         return value
 
     @property

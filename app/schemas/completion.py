@@ -8,39 +8,51 @@ from pydantic import Field, PlainValidator, field_validator
 
 from app.schemas.parsing import refused, unsupported
 from app.schemas.sampling import MAX_N, Generate
+from app.schemas.shapes import documented, list_of
+
+OnePrompt: TypeAlias = str | list[int]
 
 
-def one_prompt(value: Any) -> str | list[int]:
-    """A string or a list of token ids; a list that holds exactly one of them is the same."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
+def prompts(value: Any) -> list[OnePrompt]:
+    """Several prompts, each a string or a list of token ids; one alone need not be in a list.
+
+    A list of integers is one prompt; an empty list is an empty one.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise refused("must be a string, a list of token ids, or a list of these")
+    if value and all(isinstance(entry, str | list) for entry in value):
+        return [_one_prompt(entry) for entry in value]
+    return [_one_prompt(value)]
+
+
+def _one_prompt(value: Any) -> OnePrompt:
     if isinstance(value, str):
         return value
-    if not isinstance(value, list):
-        raise refused("must be a string or a list of token ids")
-    if any(isinstance(entry, str | list) for entry in value):
-        raise unsupported("more than one prompt in a request is not supported")
     if not all(type(entry) is int for entry in value):
         raise refused("token ids must be integers")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
-Prompt: TypeAlias = Annotated[str | list[int], PlainValidator(one_prompt)]
+Prompts: TypeAlias = Annotated[
+    list[OnePrompt],
+    PlainValidator(prompts),
+    documented(
+        {"type": "string"},
+        list_of({"type": "integer"}, least=1),
+        list_of({"type": "string"}, least=1),
+        list_of(list_of({"type": "integer"}, least=1), least=1),
+    ),
+]
 
 
 class CompletionRequest(Generate):
-    prompt: Prompt
+    prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    echo: bool | None = None
+    add_special_tokens: bool | None = None
     suffix: str | None = None
-
-    @field_validator("echo")
-    @classmethod
-    def _no_echo(cls, value: bool | None) -> bool | None:
-        if value:
-            raise unsupported("is not supported")
-        return value
 
     @field_validator("suffix")
     @classmethod

@@ -16,9 +16,8 @@ log = logging.getLogger("octavo.schemas")
 
 IGNORED = frozenset(
     {
-        "user",
         "store",
-        "metadata",
+        "session_id",
         "prompt_cache_key",
         "prompt_cache_options",
         "safety_identifier",
@@ -26,8 +25,6 @@ IGNORED = frozenset(
         "reasoning_effort",
         "prediction",
         "modalities",
-        "tools",
-        "parallel_tool_calls",
     }
 )
 """OpenAI's fields that change nothing here; accepted even when fields are checked strictly."""

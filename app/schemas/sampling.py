@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic.functional_validators import field_validator
 
-from app.schemas.parsing import WireModel, refused
+from app.schemas.parsing import WireModel, refused, unsupported
+from app.schemas.shapes import documented, list_of
 from engine.beam_search import MAX_PENALTY
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -25,9 +26,28 @@ def _as_list(value: Any) -> Any:
     return value
 
 
-def _no_empty_stop(value: list[str]) -> list[str]:
+def _no_empty_string(value: list[str]) -> list[str]:
     if "" in value:
-        raise refused("a stop string must not be empty")
+        raise refused("a string in it must not be empty")
+    return value
+
+
+def plain_text_only(value: Any) -> Any:
+    """For fields that constrain the form of an answer: nothing but text is possible."""
+    if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
+        raise unsupported("only {'type': 'text'} is supported")
+    return value
+
+
+def _nothing(value: Any) -> None:
+    if value is not None:
+        raise unsupported("is not supported")
+
+
+def no_forced_tool(value: Any) -> Any:
+    """For `tool_choice`: tools are never called."""
+    if value not in (None, "none", "auto"):
+        raise unsupported("only 'none' and 'auto' are supported")
     return value
 
 
@@ -40,24 +60,52 @@ def _keyed_by_ids(value: dict[str, float]) -> dict[str, float]:
 MAX_N = 128
 """OpenAI's bound on `n`, here on `best_of` as well; the rows of a step bound them, too."""
 
+NOT_EMPTY = {"type": "string", "minLength": 1}
+"""A string of a character or more, as a JSON schema."""
+
 PositiveInt: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Penalty: TypeAlias = Annotated[float, number(-2, 2)]
 StopStrings: TypeAlias = Annotated[
-    list[str], Field(fail_fast=True), BeforeValidator(_as_list), AfterValidator(_no_empty_stop)
+    list[str],
+    Field(fail_fast=True),
+    BeforeValidator(_as_list),
+    AfterValidator(_no_empty_string),
+    documented(NOT_EMPTY, list_of(NOT_EMPTY)),
 ]
+Words: TypeAlias = Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)]
 TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
+TextFormat: TypeAlias = Annotated[
+    Any,
+    AfterValidator(plain_text_only),
+    documented(
+        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+        {"type": "null"},
+    ),
+]
+Structure: TypeAlias = Annotated[Any, AfterValidator(_nothing), documented({"type": "null"})]
+"""What would constrain an answer to a grammar: nobody must believe that it did."""
+ToolChoice: TypeAlias = Annotated[
+    Any, AfterValidator(no_forced_tool), documented({"enum": ["none", "auto", None]})
+]
 Bias: TypeAlias = Annotated[
     dict[str, Annotated[float, number(-100, 100)]], AfterValidator(_keyed_by_ids)
 ]
 
 
 class StreamOptions(WireModel):
+    """include_usage: the last chunk says how many tokens there were; continuous_usage_stats: each
+    chunk says how many there are so far."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 CACHE_SALT = r"^[^@/\\\x00]*$"
 """vLLM's rule for `cache_salt`: no @, slash, backslash or NUL."""
+
+REQUEST_ID = r"^[A-Za-z0-9._:-]{1,128}$"
+"""What may name a request, in a header as in a body."""
 
 
 class Generate(WireModel):
@@ -75,7 +123,11 @@ class Generate(WireModel):
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
     stop: StopStrings | None = None
     stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    bad_words: Words | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     logit_bias: Bias | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128, pattern=CACHE_SALT)] | None = (
         None
@@ -89,6 +141,17 @@ class Generate(WireModel):
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, number(-MAX_PENALTY, MAX_PENALTY)] | None = None
     early_stopping: bool | Literal["never"] | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
+    response_format: TextFormat = None
+    structured_outputs: Structure = None
+    guided_json: Structure = None
+    guided_regex: Structure = None
+    guided_choice: Structure = None
+    guided_grammar: Structure = None
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
 
     @field_validator("stream_options")
     @classmethod
@@ -123,3 +186,10 @@ class Generate(WireModel):
     def wants_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each chunk of such a stream has usage as well."""
+        return self.wants_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )

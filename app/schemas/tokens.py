@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationInfo, field_validator
 
-from app.schemas.chat import Messages
+from app.schemas.chat import Messages, TemplateVariables
 from app.schemas.parsing import WireModel, refused
 from app.schemas.sampling import TokenIds
 
@@ -18,6 +18,9 @@ class TokenizeRequest(WireModel):
     prompt: str | None = None
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

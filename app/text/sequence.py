@@ -44,7 +44,11 @@ class SequenceText:
         include_stop: bool = False,
         skip_special: bool = True,
     ) -> None:
-        """Raises ValueError for an empty stop string."""
+        """include_stop: what ends the sequence, a stop string or a token, is shown.
+
+        Raises ValueError for an empty stop string.
+        """
+        self._include_stop = include_stop
         self._eos_ids = tokenizer.eos_ids
         self._detokenizer = Detokenizer(tokenizer, skip_special)
         self._matcher = StopMatcher(stops, include_stop)
@@ -64,14 +68,14 @@ class SequenceText:
     def push(self, token: int, finish: Finish | None = None) -> Delta:
         """Add the next token; `finish` comes with the last one the engine made.
 
-        A token that itself ends the sequence counts but has no text. Tokens after the end are
-        ignored: their deltas are empty.
+        A token that itself ends the sequence counts, but is shown only if that is asked for.
+        Tokens after the end are ignored: their deltas are empty.
         """
         if self._done:
             return Delta(token, "", self._tokens)
         self._tokens += 1
-        ended_by_token = finish is not None and finish.stop_token is not None
-        text, stop = self._matcher.feed("" if ended_by_token else self._detokenizer.feed(token))
+        hidden = finish is not None and finish.stop_token is not None and not self._include_stop
+        text, stop = self._matcher.feed("" if hidden else self._detokenizer.feed(token))
         if stop is None and finish is not None:
             rest, stop = self._matcher.feed(self._detokenizer.flush())
             text += rest + self._matcher.flush()

@@ -72,6 +72,10 @@ class Shield:
         segments.append(Segment(rendered[position:].replace(mark, ""), False))
         return [segment for segment in segments if segment.text]
 
+    def another_mark(self, mark: str, values: Any) -> str:
+        """A character that occurs neither in `values` nor in the template, and is not `mark`."""
+        return self._choose_mark([values, mark])
+
     def _choose_mark(self, values: Any) -> str:
         strings = (text for text in _strings(values) if not text.isascii())
         taken = self._taken.union(*strings)

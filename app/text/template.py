@@ -50,10 +50,14 @@ class ChatTemplate:
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The template that comes with `tokenizer`; None if it has none."""
-        if tokenizer.chat_template is None:
-            return None
+        source = tokenizer.chat_template
+        return None if source is None else cls.of(source, tokenizer)
+
+    @classmethod
+    def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """A template for the tokens of `tokenizer`. Raises ModelError if it is none."""
         return cls(
-            tokenizer.chat_template,
+            source,
             tokenizer.control,
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,
@@ -64,18 +68,25 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[Segment]:
         """Render `messages` (and `variables`, such as tools) to segments.
 
+        continues: end where the text of the last message ends, so that it can be gone on with.
         No string inside them, at whatever depth, ends up in a control segment. Raises
         TemplateError for everything that goes wrong.
         """
         mark = ""
         try:
-            covered, mark = self._shield.cover({**variables, "messages": messages})
+            covered, mark = self._shield.cover({**(variables or {}), "messages": messages})
             context = {**covered, **self._fixed, "add_generation_prompt": add_generation_prompt}
-            return self._shield.split(self._render_text(context), mark)
+            if not continues:
+                return self._shield.split(self._render_text(context), mark)
+            end = self._shield.another_mark(mark, covered)
+            *before, last = covered["messages"]
+            context["messages"] = [*before, {**last, "content": last["content"] + end}]
+            return self._shield.split(_up_to(end, self._render_text(context)), mark)
         except TemplateError:
             raise
         except Exception as error:
@@ -92,6 +103,13 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _up_to(end: str, rendered: str) -> str:
+    text, *rest = rendered.split(end)
+    if len(rest) != 1:
+        raise TemplateError("the chat template does not show the last message, so it cannot go on")
+    return text
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[Segment]) -> list[int]:

@@ -13,7 +13,7 @@ from engine.backends.kv_cache import BlockStore
 from engine.backends.memory import auto_kv_bytes, usable_memory
 from engine.backends.quantised_files import Calibration, quantised_weights
 from engine.backends.runners import Logits, ModelRunner, NativeRunner, TorchRunner
-from engine.backends.sampler import sample
+from engine.backends.sampler import sample, score
 from engine.batch import BLOCK, Batch, Int32
 from engine.capacity import KV_DTYPES
 from engine.controls import Sampled, SampleRow
@@ -119,10 +119,18 @@ class CPUBackend:
         batch, logits = self._computed.pop(ticket)
         if len(rows) != len(batch.sample_rows):
             raise ValueError(f"{len(rows)} rows of controls for {len(batch.sample_rows)} rows")
+        count, best = len(rows), logits.best
         try:
-            result = sample(logits.values, self._caught_up(batch, rows), logits.best)
+            result = sample(
+                logits.values[:count],
+                self._caught_up(batch, rows),
+                None if best is None else best[:count],
+            )
         except RowFault as fault:
             raise RowFault((int(batch.sample_rows[i]) for i in fault.rows), fault.reason) from None
+        if batch.scored:
+            scores = score(logits.values[count:], batch.scored)
+            result = replace(result, prompt_logprobs=scores)
         self._sampled[ticket] = result
         self._last_tokens = result.tokens
 
@@ -145,7 +153,7 @@ class CPUBackend:
 
     def _caught_up(self, batch: Batch, rows: Sequence[SampleRow]) -> list[SampleRow]:
         """The rows, with the newest token for those that had it in flight when they were made."""
-        newest = batch.token_ids[batch.logit_rows].tolist()
+        newest = batch.token_ids[batch.logit_rows[: len(rows)]].tolist()
         return [
             row if token >= 0 else replace(row, tokens=[*row.tokens, self._last_tokens[-1 - token]])
             for row, token in zip(rows, newest, strict=True)

@@ -27,8 +27,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.controls import Candidate, RowControls, Sampled, SampleRow, TokenLogprobs
+from engine.controls import (
+    Candidate,
+    RowControls,
+    Sampled,
+    SampleRow,
+    ScoredRow,
+    TokenLogprobs,
+)
 from engine.errors import RowFault
+
+SCORED_AT_ONCE = 32
+"""Prompt tokens whose log-probabilities over the vocabulary are in memory at once, in float64."""
 
 FIRST_LOOK = 1024
 """Best tokens among which a top_p threshold is looked for before all are sorted."""
@@ -294,6 +304,27 @@ def _column(values: Iterable[float]) -> Tensor:
 # ── beside the draw ───────────────────────────────────────────────────────────────────────────
 
 
+@torch.inference_mode()
+def score(logits: Tensor, scored: Sequence[ScoredRow]) -> list[list[TokenLogprobs]]:
+    """How likely the targets of each row are, by logits [targets of all rows, vocab].
+
+    Raises RowFault with rows of the batch where logits are NaN or infinite at the top.
+    """
+    result: list[list[TokenLogprobs]] = []
+    first = 0
+    for row in scored:
+        known: list[TokenLogprobs] = []
+        for start in range(0, len(row.targets), SCORED_AT_ONCE):
+            targets = row.targets[start : start + SCORED_AT_ONCE]
+            part = logits[first + start : first + start + len(targets)]
+            if not part.amax(dim=-1).isfinite().all():
+                raise RowFault([row.row], "the model computed NaN or infinite logits")
+            known += _scores(part, torch.tensor(targets), [row.alternatives] * len(targets))
+        first += len(row.targets)
+        result.append(known)
+    return result
+
+
 def _logprobs(
     logits: Tensor, tokens: Tensor, rows: Sequence[SampleRow]
 ) -> list[TokenLogprobs | None]:
@@ -304,14 +335,22 @@ def _logprobs(
     if not counts:
         return result
     index = list(counts)
-    logprobs = logits[index].double().log_softmax(dim=-1)
-    chosen = logprobs.gather(1, tokens[index][:, None]).squeeze(1).tolist()
-    best = logprobs.topk(min(max(counts.values()), logits.shape[1]), dim=-1)
-    values, ids = best.values.tolist(), best.indices.tolist()
-    for at, (i, count) in enumerate(counts.items()):
-        top = zip(ids[at][:count], values[at][:count], strict=True)
-        result[i] = TokenLogprobs(chosen[at], tuple(top))
+    known = _scores(logits[index], tokens[index], list(counts.values()))
+    for i, each in zip(index, known, strict=True):
+        result[i] = each
     return result
+
+
+def _scores(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """How likely each row's token is, and `counts` of the best, by logits [rows, vocab]."""
+    logprobs = logits.double().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, tokens[:, None]).squeeze(1).tolist()
+    best = logprobs.topk(min(max(counts), logits.shape[1]), dim=-1)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    return [
+        TokenLogprobs(chosen[i], tuple(zip(ids[i][:count], values[i][:count], strict=True)))
+        for i, count in enumerate(counts)
+    ]
 
 
 def _candidates(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, list[Candidate]]:

@@ -10,6 +10,7 @@ AssertionError.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +112,7 @@ class ScriptedBackend:
         self._shadow[batch.slots] = self._resolve(batch)
         for number, row in zip(batch.sample_rows, rows, strict=True):
             self._look_back(batch, int(number), row)
-        result = self._sample(rows)
+        result = replace(self._sample(rows), prompt_logprobs=self._score(batch))
         self._last_tokens = result.tokens
         if faulty := self._nan_rows.get(ticket):
             raise RowFault(faulty, "logits are not finite")
@@ -128,6 +129,20 @@ class ScriptedBackend:
             ],
             {i: self._candidates(row) for i, row in enumerate(rows) if row.controls.beams},
         )
+
+    def _score(self, batch: Batch) -> list[list[TokenLogprobs]]:
+        """Each token of a prompt is less likely than the one before it: a tenth, in logarithms.
+
+        They are told apart by the token, so that one which is missing, or told twice, is noticed.
+        """
+        places = iter(batch.logit_rows[len(batch.sample_rows) :].tolist())
+        return [
+            [
+                TokenLogprobs(-(int(batch.positions[place]) + 1) / 10, ((token, 0.0),))
+                for token, place in zip(row.targets, places, strict=False)
+            ]
+            for row in batch.scored
+        ]
 
     def _candidates(self, row: SampleRow) -> list[Candidate]:
         """As many as a real backend reports: the best, and the best that do not end the row."""

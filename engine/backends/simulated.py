@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from engine.batch import Batch
 from engine.clock import Clock, MonotonicClock, VirtualClock
-from engine.controls import Candidate, Sampled, SampleRow, TokenLogprobs
+from engine.controls import Candidate, Sampled, SampleRow, ScoredRow, TokenLogprobs
 from engine.cost import LinearCost
 
 
@@ -52,6 +52,7 @@ class SimulatedBackend:
         self._free_at = 0.0
         self._done_at: dict[int, float] = {}
         self._rows: dict[int, Sequence[SampleRow]] = {}
+        self._scored: dict[int, Sequence[ScoredRow]] = {}
 
     @classmethod
     def virtual(
@@ -95,6 +96,7 @@ class SimulatedBackend:
         moving = self._move_seconds * (len(batch.offloads) + len(batch.restores))
         self._free_at = started + moving + seconds
         self._done_at[batch.step] = self._free_at
+        self._scored[batch.step] = batch.scored
         return batch.step
 
     def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
@@ -104,13 +106,13 @@ class SimulatedBackend:
         left = self._done_at.pop(ticket) - self._clock.now()
         if left > 0:
             self._wait(left)
-        return self._sampled(self._rows.pop(ticket))
+        return self._sampled(self._rows.pop(ticket), self._scored.pop(ticket))
 
-    def _sampled(self, rows: Sequence[SampleRow]) -> Sampled:
+    def _sampled(self, rows: Sequence[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
         """What is "sampled" for the rows of a step."""
         tokens = [self._token(row) for row in rows]
         logprobs = [
-            None if row.controls.logprobs is None else TokenLogprobs(0.0, ((token, 0.0),))
+            None if row.controls.logprobs is None else _certain(token)
             for row, token in zip(rows, tokens, strict=True)
         ]
         candidates = {
@@ -118,7 +120,12 @@ class SimulatedBackend:
             for i, (row, token) in enumerate(zip(rows, tokens, strict=True))
             if row.controls.beams
         }
-        return Sampled(tokens, logprobs, candidates)
+        prompts = [[_certain(token) for token in row.targets] for row in scored]
+        return Sampled(tokens, logprobs, candidates, prompts)
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _certain(token: int) -> TokenLogprobs:
+    return TokenLogprobs(0.0, ((token, 0.0),))

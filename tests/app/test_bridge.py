@@ -153,7 +153,7 @@ async def test_finish_at_ends_the_sequence_as_finished_not_as_cancelled(house) -
     one = house(hooks={1: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission(max_tokens=900)) as stream:
         await stream.next()
-        stream.finish_at(0, 1)
+        stream.finish_at(1, 0, 1)
         gate.set()
         assert await stream.next() == []
         assert stream.finished
@@ -167,7 +167,7 @@ async def test_sequences_end_one_by_one(house) -> None:
     one = house(hooks={2: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission(max_tokens=300, n=2)) as stream:
         await stream.next()
-        stream.finish_at(1, 1)
+        stream.finish_at(1, 1, 1)
         gate.set()
         rest = await read(stream)
         assert {output.index for output in rest} == {0}
@@ -192,7 +192,9 @@ async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:
     hooks = {step: lambda batch: turn.acquire(timeout=60) for step in range(120)}
     one = house(max_lag=50, hooks=hooks)
     cuts: list[str] = []
-    with one.bridge.open(one.submission(max_tokens=110), lambda: cuts.append("slow")) as slow:
+    with one.bridge.open(
+        one.submission(max_tokens=110), on_cut=lambda: cuts.append("slow")
+    ) as slow:
         with one.bridge.open(one.submission(max_tokens=100)) as keen:
             turn.release(2)
             read_by_keen = 0

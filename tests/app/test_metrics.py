@@ -60,7 +60,7 @@ def test_gauges_and_counters_are_the_latest_snapshot(metrics):
 
 
 def test_latencies_are_measured_from_arrival_and_between_tokens(metrics):
-    with metrics.follow(submission()):
+    with metrics.follow([submission()]):
         metrics.observe([output(11.0, timing=Timing(10.0, 10.25))], Stats())
         metrics.observe([output(11.5), output(12.5)], Stats())
         metrics.served(submission(), 12.5)
@@ -72,14 +72,14 @@ def test_latencies_are_measured_from_arrival_and_between_tokens(metrics):
 
 
 def test_tokens_that_come_together_share_the_gap(metrics):
-    with metrics.follow(submission()):
+    with metrics.follow([submission()]):
         metrics.observe([output(1.0), output(2.0, tokens=(5, 6))], Stats())
     assert value(metrics, "octavo_inter_token_latency_seconds_count") == 2
     assert value(metrics, "octavo_inter_token_latency_seconds_sum") == 1.0
 
 
 def test_a_request_that_is_gone_leaves_nothing_behind(metrics):
-    with metrics.follow(submission()):
+    with metrics.follow([submission()]):
         metrics.observe([output(1.0)], Stats())
     metrics.observe([output(2.0, timing=Timing(0.0, 0.0)), output(3.0)], Stats())
     assert metrics.followed == 0

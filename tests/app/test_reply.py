@@ -50,7 +50,7 @@ class FakeBridge:
         return 1
 
     @contextlib.contextmanager
-    def open(self, submission, on_cut, tenant):
+    def open(self, *submissions, on_cut, tenant):
         self.cut = on_cut
         if self._refusal is not None:
             raise self._refusal
@@ -68,8 +68,8 @@ class FakeBridge:
             return await self.next()
         return self._deliveries.pop(0)
 
-    def finish_at(self, index, tokens):
-        self.log.append(("finish_at", index, tokens))
+    def finish_at(self, request, index, tokens):
+        self.log.append(("finish_at", request, index, tokens))
 
     def deliver(self, *outputs):
         self._deliveries.append(list(outputs))
@@ -273,7 +273,7 @@ async def test_more_than_sixteen_waiting_tokens_share_a_frame():
 async def test_a_stop_string_ends_the_sequence_and_tells_the_engine(mode):
     deliveries = [[token("a"), token("b")], [token("c"), token("d")]]
     call = await Call(FakeBridge(*deliveries), stop=["bc"], **mode).done()
-    assert ("finish_at", 0, 3) in call.bridge.log
+    assert ("finish_at", 1, 0, 3) in call.bridge.log
     assert call.bridge.log[-1] == "left"
     if mode["stream"]:
         assert call.text == "a"

@@ -78,6 +78,21 @@ def turn(**message):
         ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "unsupported_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"response_format": "text"}, "response_format", "unsupported_value"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported_value"),
+        ({"guided_json": {}}, "guided_json", "unsupported_value"),
+        ({"bad_words": [""]}, "bad_words.0", "invalid_value"),
+        ({"bad_words": "x"}, "bad_words", "invalid_type"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids.0", "invalid_value"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "invalid_type"),
+        ({"return_token_ids": "yes"}, "return_token_ids", "invalid_type"),
+        ({"tools": {}}, "tools", "invalid_type"),
+        ({"user": 5}, "user", "invalid_type"),
+        ({"metadata": "x"}, "metadata", "invalid_type"),
+        ({"request_id": "a b"}, "request_id", "invalid_value"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": None}, "messages", "invalid_type"),
         ({"messages": "hi"}, "messages", "invalid_type"),
@@ -111,10 +126,10 @@ def test_a_bad_chat_field_is_a_400_that_names_it(fields, param, code):
         ({"prompt": 5}, "prompt", "invalid_value"),
         ({"prompt": [1.5]}, "prompt", "invalid_value"),
         ({"prompt": [True]}, "prompt", "invalid_value"),
-        ({"prompt": ["a", "b"]}, "prompt", "unsupported_value"),
-        ({"prompt": ["", "b"]}, "prompt", "unsupported_value"),
-        ({"prompt": [[1], [2]]}, "prompt", "unsupported_value"),
-        ({"prompt": ["a"] * 50_000}, "prompt", "unsupported_value"),
+        ({"prompt": ["a", 1]}, "prompt", "invalid_value"),
+        ({"prompt": [1, "a"]}, "prompt", "invalid_value"),
+        ({"prompt": [[1], [1.5]]}, "prompt", "invalid_value"),
+        ({"prompt": [["a"]]}, "prompt", "invalid_value"),
         ({"logprobs": True}, "logprobs", "invalid_type"),
         ({"logprobs": 6}, "logprobs", "invalid_value"),
         ({"best_of": 0}, "best_of", "invalid_value"),
@@ -122,7 +137,8 @@ def test_a_bad_chat_field_is_a_400_that_names_it(fields, param, code):
         ({"use_beam_search": 1}, "use_beam_search", "invalid_type"),
         ({"length_penalty": 10.5}, "length_penalty", "invalid_value"),
         ({"length_penalty": "1"}, "length_penalty", "invalid_type"),
-        ({"echo": True}, "echo", "unsupported_value"),
+        ({"echo": 1}, "echo", "invalid_type"),
+        ({"add_special_tokens": "no"}, "add_special_tokens", "invalid_type"),
         ({"suffix": "x"}, "suffix", "unsupported_value"),
     ],
 )
@@ -162,7 +178,7 @@ def test_null_is_legal_for_every_optional_field():
     nulls = dict.fromkeys(ChatRequest.model_fields.keys() - required)
     assert chat(**nulls) == chat(**{**nulls, "seed": None})
     nulls = dict.fromkeys(CompletionRequest.model_fields.keys() - {"prompt"})
-    assert completion(**nulls).prompt == "hi"
+    assert completion(**nulls).prompt == ["hi"]
 
 
 def test_defaults_spelled_out_are_accepted():
@@ -213,9 +229,18 @@ def test_templates_see_system_for_developer_and_text_for_tool_calls_without_any(
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], []), ([[]], [])],
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", ""], ["a", ""]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], "a"], [[1], "a"]),
+        ([], [[]]),
+        ([[]], [[]]),
+    ],
 )
-def test_a_list_of_one_prompt_is_that_prompt(prompt, expected):
+def test_prompts_come_alone_or_in_a_list(prompt, expected):
     assert completion(prompt=prompt).prompt == expected
 
 

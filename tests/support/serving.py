@@ -86,6 +86,8 @@ class House:
         limits: Mapping[str, Any] | None = None,
         sse: Mapping[str, Any] | None = None,
         strict_fields: bool = False,
+        request_templates: bool = False,
+        per_request_metrics: bool = False,
         max_body_bytes: int = 1 << 20,
         send_timeout_s: float = 60.0,
         send_buffer: int | None = None,
@@ -138,6 +140,8 @@ class House:
             tenancy=Tenancy(self.config),
             policies=PolicyDesk(self.config.scheduler, self.bridge, services),
             strict_fields=strict_fields,
+            request_templates=request_templates,
+            per_request_metrics=per_request_metrics,
             isolate_tenants=isolate_tenants,
         )
         key = None if admin_key is None else SecretStr(admin_key)

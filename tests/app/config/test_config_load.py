@@ -118,7 +118,7 @@ def test_a_variable_with_single_underscores_that_means_a_knob_is_refused(
             "max_step_token: 1",
             "octavo.yaml:1: max_step_token: unknown key; did you mean engine.max_step_tokens?",
         ),
-        ("api: {zzz: 1}", "octavo.yaml:1: api.zzz: unknown key; known here: strict_fields"),
+        ("text: {zzz: 1}", "octavo.yaml:1: text.zzz: unknown key; known here: workers"),
         ("server: 8000", "octavo.yaml:1: server: expected a mapping, got 8000"),
         ("- a\n- b", "octavo.yaml:1: expected a mapping, got a list"),
         ("just text", 'octavo.yaml:1: expected a mapping, got "just text"'),

@@ -25,8 +25,11 @@ def user(content):
     return [{"role": "user", "content": content}]
 
 
-def render(source, messages, **variables):
-    return ChatTemplate(source, CONTROL).render(messages, **variables)
+def render(source, messages, add_generation_prompt=True, **variables):
+    template = ChatTemplate(source, CONTROL)
+    return template.render(
+        messages, add_generation_prompt=add_generation_prompt, variables=variables
+    )
 
 
 def text_of(segments):
@@ -228,7 +231,7 @@ def test_helpers_are_those_of_hugging_face():
 
 def test_fixed_names_win_over_variables():
     template = ChatTemplate("{{ bos_token }}{{ x }}", ["<s>"], bos_token="<s>")
-    assert template.render([], bos_token="<forged>", x="<s>") == [
+    assert template.render([], variables={"bos_token": "<forged>", "x": "<s>"}) == [
         Segment("<s>", True),
         Segment("<s>", False),
     ]
@@ -263,3 +266,33 @@ def test_smollm2s_template_adds_its_system_turn_and_control_ids(smollm2):
     assert [i for i in ids if smollm2.is_control(i)] == [1, 2, 1, 2, 1]
     assert smollm2.decode(ids, skip_special=False) == text_of(segments)
     assert segments[1].text.startswith("system\nYou are a helpful AI assistant named SmolLM")
+
+
+# -------------------------------------------------------------------- going on with a message
+
+
+def continued(source, messages):
+    template = ChatTemplate(source, CONTROL)
+    return template.render(messages, add_generation_prompt=False, continues=True)
+
+
+@pytest.mark.parametrize("begun", ["Sure, here", "ends in a space ", "<|im_end|>", "end", "🦙", ""])
+def test_a_message_that_is_gone_on_with_ends_the_prompt(begun):
+    chat = [*user("Hi"), {"role": "assistant", "content": begun}]
+    segments = continued(CHATML_TEMPLATE, chat)
+    expected = f"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n{begun}"
+    assert text_of(segments) == expected
+    assert control_of(segments) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].role }}",
+        "{{ messages[0].content }}{{ messages[0].content }}",
+        "{% if messages[0].content == 'x' %}x{% endif %}",
+    ],
+)
+def test_a_template_that_hides_or_doubles_the_last_message_cannot_go_on_with_it(source):
+    with pytest.raises(TemplateError, match="does not show the last message"):
+        continued(source, user("x"))

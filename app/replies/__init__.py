@@ -1,0 +1,1 @@
+"""How replies are spelled, one module a family of endpoints."""

@@ -1,0 +1,130 @@
+"""POST /v1/responses: the subset of it that keeps nothing and speaks text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+
+from app.schemas.chat import PART_SEPARATOR, ChatMessage
+from app.schemas.parsing import WireModel, refused, unsupported
+from app.schemas.sampling import Generate, PositiveInt, TextFormat, ToolChoice
+from app.schemas.shapes import documented, list_of
+
+TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+LOGPROBS = "message.output_text.logprobs"
+"""The member of `include` that asks for log-probabilities."""
+
+
+def turns(value: Any) -> Any:
+    """The input as chat turns, not yet checked: a string is a user's."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise refused("must be a string or a list of messages")
+    return [_turn(index, item) for index, item in enumerate(value)]
+
+
+def _turn(index: int, item: Any) -> Any:
+    if not isinstance(item, dict):
+        raise refused(f"item {index} must be an object")
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise unsupported(f"item {index} has type {str(kind)[:40]!r}; only messages are supported")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = PART_SEPARATOR.join(_text(index, part) for part in content)
+    return {"role": item.get("role"), "content": content}
+
+
+def _text(index: int, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise refused(f"item {index}: its parts must be objects")
+    if part.get("type") not in TEXT_PARTS:
+        kind = str(part.get("type"))[:40]
+        raise unsupported(f"item {index} has a part of type {kind!r}; only text is supported")
+    if not isinstance(part.get("text"), str):
+        raise refused(f"item {index}: a part must have a string `text`")
+    return str(part["text"])
+
+
+def _stateless(value: Any) -> None:
+    if value:
+        raise unsupported("is not supported: nothing is kept between requests")
+
+
+Input: TypeAlias = Annotated[
+    list[ChatMessage],
+    Field(min_length=1, fail_fast=True),
+    BeforeValidator(turns),
+    documented(
+        {"type": "string"},
+        list_of(
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"const": "message"},
+                    "role": {"enum": ["system", "developer", "user", "assistant"]},
+                    "content": {"anyOf": [{"type": "string"}, list_of(TEXT_PART)]},
+                },
+                "required": ["role", "content"],
+            },
+            least=1,
+        ),
+    ),
+]
+Kept: TypeAlias = Annotated[Any, AfterValidator(_stateless), documented({"type": "null"})]
+"""What would refer to an earlier response, or keep this one."""
+
+
+class TextConfig(WireModel):
+    """What form the answer has: text."""
+
+    format: TextFormat = None
+
+
+class ResponsesRequest(Generate):
+    """`store` is accepted, and nothing is stored. Sampling fields are those of a chat."""
+
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: PositiveInt | None = None
+    text: TextConfig | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Any] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    previous_response_id: Kept = None
+    conversation: Kept = None
+    prompt: Kept = None
+    background: Kept = None
+
+    @field_validator("n")
+    @classmethod
+    def _one_answer(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, 1):
+            raise unsupported("a response is one answer")
+        return value
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The whole chat: the instructions come first."""
+        if not self.instructions:
+            return self.input
+        return [ChatMessage(role="system", content=self.instructions), *self.input]
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_output_tokens is None else self.max_output_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        asked = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return (self.top_logprobs or 0) if asked else None
