@@ -1,12 +1,13 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model native serve check test test-all bench clean
+.PHONY: help setup model native serve check test test-all fuzz bench clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+FUZZ_S ?= 1200
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,8 +32,11 @@ check: $(VENV)/.dev ## format, lint, types, import directions
 test: $(VENV)/.dev model native ## the tests, two at a time (ARGS="-k name" for some of them)
 	$(BIN)/pytest --numprocesses 2 $(ARGS)
 
-test-all: $(VENV)/.dev model native ## the long tests that `make test` leaves out
+test-all: $(VENV)/.clients model native ## the long tests that `make test` leaves out
 	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 $(ARGS)
+
+fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S=1200)
+	OCTAVO_FUZZ_S=$(FUZZ_S) $(BIN)/pytest -m slow tests/app/http/test_fuzzed.py $(ARGS)
 
 bench: $(VENV)/.runtime native ## what the engine's own work costs here (ARGS="--json")
 	@$(BIN)/octavo bench $(ARGS)
@@ -52,4 +56,8 @@ $(VENV)/.runtime: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
+
+$(VENV)/.clients: $(VENV)/.dev
+	$(BIN)/pip install --quiet -e '.[clients]'
 	@touch $@

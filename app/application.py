@@ -27,7 +27,7 @@ from app.routes.generate import generate
 from app.routes.models import get_model, list_models
 from app.routes.policy import get_policy, post_policy
 from app.routes.requests import get_request, list_requests
-from app.routes.status import health, live, load, metrics, ready, version
+from app.routes.status import health, live, load, metrics, openapi_document, ready, version
 from app.routes.tokens import detokenize, tokenize
 from app.service import Service
 from app.stream import tame_sse_starlette
@@ -90,6 +90,7 @@ def _routes(service: Service) -> list[Route]:
         get("/load", load),
         get("/version", version),
         get("/metrics", metrics),
+        get("/openapi.json", openapi_document),
     ]
 
 

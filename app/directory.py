@@ -22,6 +22,10 @@ class Directory:
     def __init__(self) -> None:
         self._names: dict[int, Names] = {}
 
+    def __len__(self) -> int:
+        """Requests that are listed."""
+        return len(self._names)
+
     @contextmanager
     def listed(self, ids: Sequence[int], names: Names) -> Iterator[None]:
         """Let the requests that the engine calls `ids` be known for the length of a `with`.

@@ -66,16 +66,18 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def context_exceeded(limit: int, prompt: str, param: str, completion: int = 0) -> ApiError:
-    """400 in the words that client libraries look for.
+    """400 in the words that client libraries look for, LiteLLM at the beginning of the message and
+    LangChain in "prompt is too long".
 
     `prompt` says how long the prompt is ("9000", "at least 9000"), in tokens.
     """
     asked = f", and {completion} more are asked for" if completion else ""
+    answer = "these" if completion else "an answer"
     return ApiError(
         400,
         f"This model's maximum context length is {limit} tokens. "
         f"However, the prompt has {prompt} tokens{asked}; "
-        "the prompt and at least one generated token must fit.",
+        f"the prompt is too long to leave room for {answer}.",
         code="context_length_exceeded",
         param=param,
     )

@@ -1,4 +1,4 @@
-"""GET /health and its kin, /load, /version and /metrics."""
+"""GET /health and its kin, /load, /version, /metrics and /openapi.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.responses import Response
 from app.bridge import NotReady, Overloaded
 from app.errors import house_full, not_ready
 from app.metrics import CONTENT_TYPE
+from app.openapi import openapi
 from app.service import Service
 
 
@@ -42,6 +43,11 @@ async def load(service: Service, request: Request) -> Response:
 
 async def version(service: Service, request: Request) -> Response:
     return _json({"version": service.version})
+
+
+async def openapi_document(service: Service, request: Request) -> Response:
+    """What the public routes take and answer."""
+    return _json(openapi(service.version))
 
 
 async def metrics(service: Service, request: Request) -> Response:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -65,6 +66,20 @@ Content: TypeAlias = Annotated[
 class ChatMessage(WireModel):
     """One turn. An assistant turn that consists of tool calls may lack content."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
+                {
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "tool_calls": {"type": "array", "minItems": 1},
+                    },
+                    "required": ["tool_calls"],
+                },
+            ]
+        }
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: list[Any] | None = None
     content: Content = Field(None, validate_default=True)

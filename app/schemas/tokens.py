@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ConfigDict, ValidationInfo, field_validator
 
 from app.schemas.chat import Messages, TemplateVariables
 from app.schemas.parsing import WireModel, refused
@@ -14,6 +14,14 @@ from app.schemas.sampling import TokenIds
 class TokenizeRequest(WireModel):
     """Exactly one of `prompt` and `messages`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+                {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+            ]
+        }
+    )
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import ExitStack
 
 import openai
 import pytest
@@ -148,3 +149,105 @@ async def test_an_error_inside_a_stream_is_an_api_error():
         with pytest.raises(openai.APIError) as caught:
             [chunk async for chunk in stream]
         assert caught.value.code == "internal_error"
+
+
+# -------------------------------------------------------------------- several answers
+
+
+async def test_several_answers_streamed_by_the_helper(client):
+    async with client.chat.completions.stream(model=MODEL, messages=HELLO, n=3) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == [TEXT] * 3
+    assert [choice.index for choice in final.choices] == [0, 1, 2]
+
+
+async def test_several_prompts_and_an_echo(client):
+    reply = await client.completions.create(
+        model=MODEL, prompt=["a", "bc"], n=2, max_tokens=2, echo=True, logprobs=1
+    )
+    assert [choice.text[:-2] for choice in reply.choices] == ["a", "a", "bc", "bc"]
+    assert [len(choice.logprobs.tokens) for choice in reply.choices] == [3, 3, 4, 4]
+    assert reply.choices[0].logprobs.token_logprobs[0] is None
+
+
+async def test_fields_of_other_servers_go_into_the_extra_body(client):
+    reply = await client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        stop=["r"],
+        extra_body={"include_stop_str_in_output": True, "return_token_ids": True},
+    )
+    assert reply.choices[0].message.content == "Gr"
+    assert reply.choices[0].token_ids == list(b"Gr")
+
+
+def test_the_client_that_blocks():
+    """It runs on a thread beside the event loop of the server."""
+
+    async def both() -> str:
+        async with serving(script=saying(TEXT)) as house:
+            return await asyncio.to_thread(ask, house.url)
+
+    def ask(url: str) -> str:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+            stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert asyncio.run(both()) == TEXT
+
+
+# -------------------------------------------------------------------- retries
+
+
+class Retries:
+    """Stands between two tries of a client: what it would wait, and what happens meanwhile."""
+
+    def __init__(self, client, monkeypatch, then=lambda: None) -> None:
+        self.seconds = []
+        usual = client._calculate_retry_timeout
+
+        def told(*arguments, **named):
+            self.seconds.append(usual(*arguments, **named))
+            then()
+            return 0.0
+
+        monkeypatch.setattr(client, "_calculate_retry_timeout", told)
+
+
+async def test_a_full_house_is_tried_again_when_it_says(monkeypatch):
+    async with (
+        serving(script=saying(TEXT), max_open=1) as house,
+        AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=2) as client,
+    ):
+        guest = Submission(house.bridge.next_id(), [1], 1, RowControls(), house.clock.now())
+        room = ExitStack()
+        room.enter_context(house.bridge.open(guest))
+        retries = Retries(client, monkeypatch, then=room.close)
+        reply = await client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert reply.choices[0].message.content == TEXT
+        assert retries.seconds == [1.0]
+
+
+async def test_who_waited_too_long_is_told_not_to_try_again(monkeypatch):
+    gate = threading.Event()
+    config = {"classes": {"default": {"queue_timeout_s": 0.05}, "patient": {}}}
+    async with (
+        serving(rows=1, hooks={0: lambda batch: gate.wait(10)}, config=config) as house,
+        AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=2) as client,
+    ):
+        retries = Retries(client, monkeypatch)
+        first = {"prompt": "x", "service_tier": "patient"}
+        runs = asyncio.ensure_future(house.post("/v1/completions", first))
+        await until(lambda: house.backend.batches)  # it runs, and its first step is held
+        late = asyncio.ensure_future(client.chat.completions.create(model=MODEL, messages=HELLO))
+        await until(lambda: house.bridge.open_requests == 2)
+        sent = house.clock.now()
+        await until(lambda: house.clock.now() > sent + 0.06)
+        gate.set()
+        with pytest.raises(openai.InternalServerError) as caught:
+            await late
+        assert caught.value.code == "deadline_exceeded"
+        assert retries.seconds == []
+        assert (await runs).status_code == 200

@@ -1,6 +1,7 @@
 """/v1/responses: one answer as an object, or as typed events, as OpenAI's client reads them."""
 
 import json
+import threading
 
 import openai
 import pytest
@@ -199,17 +200,18 @@ async def test_an_error_inside_a_stream_is_an_event_that_clients_raise():
 
 
 async def test_keepalive_events_do_not_disturb_the_client():
+    gate = threading.Event()
     async with (
         serving(
-            script=saying("x" * 60),
-            sse={"keepalive_interval_s": 0.001, "keepalive_mode": "chunk"},
+            script=saying(TEXT),
+            hooks={0: lambda batch: gate.wait(10)},
+            sse={"keepalive_interval_s": 0.01, "keepalive_mode": "chunk"},
         ) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0) as client,
+        client.responses.stream(model=MODEL, input="Hello") as stream,
     ):
-        async with client.responses.stream(
-            model=MODEL, input="Hello", max_output_tokens=40
-        ) as stream:
-            async for _ in stream:
-                pass
-            final = await stream.get_final_response()
-        assert final.usage.output_tokens == 40
+        # The head comes with the first keep-alive, while the first step is still held.
+        gate.set()
+        async for _ in stream:
+            pass
+        assert (await stream.get_final_response()).output_text == TEXT

@@ -41,6 +41,53 @@ async def test_health_says_when_the_house_drains(house):
     assert int(refused.headers["retry-after"]) >= 1
 
 
+PROBES = ["/health", "/health/live", "/health/ready"]
+
+
+async def statuses(house) -> list[int]:
+    return [(await house.client.get(path)).status_code for path in PROBES]
+
+
+async def test_probes_of_a_house_that_takes_requests(house):
+    assert await statuses(house) == [200, 200, 200]
+    assert (await house.client.get("/ping")).status_code == 200
+    assert (await house.client.post("/ping")).status_code == 200
+
+
+async def test_a_full_house_is_healthy_and_not_ready():
+    async with serving(max_open=1) as house:
+        guest = Submission(house.bridge.next_id(), [1], 1, RowControls(), house.clock.now())
+        with house.bridge.open(guest):
+            assert await statuses(house) == [200, 200, 503]
+            reply = await house.client.get("/health/ready")
+            assert reply.json()["error"]["code"] == "queue_full"
+            assert int(reply.headers["retry-after"]) >= 1
+            assert (await house.client.get("/load")).json() == {"server_load": 1}
+        assert await statuses(house) == [200, 200, 200]
+        assert (await house.client.get("/load")).json() == {"server_load": 0}
+
+
+async def test_a_draining_house_is_alive_and_not_ready(house):
+    house.bridge.drain()
+    assert await statuses(house) == [503, 200, 503]
+    assert (await house.client.get("/ping")).status_code == 503
+
+
+async def test_a_house_whose_engine_has_ended_is_not_alive(house):
+    def broken(now):
+        raise RuntimeError("the scheduler is broken")
+
+    house.scheduler.schedule = broken
+    await house.post(COMPLETIONS, {"prompt": "x"})
+    assert await statuses(house) == [503, 503, 503]
+
+
+async def test_the_document_is_served(house):
+    document = (await house.client.get("/openapi.json")).json()
+    assert document["openapi"] == "3.1.0"
+    assert CHAT in document["paths"]
+
+
 async def test_tokenize_and_detokenize_are_inverse(house):
     text = "Grüße, 🦙 <|im_end|>"
     reply = (await house.post("/tokenize", {"prompt": text, "return_token_strs": True})).json()

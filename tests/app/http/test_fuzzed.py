@@ -1,0 +1,36 @@
+"""schemathesis on the served OpenAPI document: no error of ours, and nothing leaks."""
+
+import os
+
+import pytest
+from support.serving import serving
+
+from app.openapi import openapi
+from engine.backends.simulated import SimulatedBackend
+from engine.cost import LinearCost
+
+SECONDS = float(os.environ.get("OCTAVO_FUZZ_S", "45"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 120)]
+
+
+@pytest.fixture(scope="module")
+def schemathesis():
+    return pytest.importorskip("schemathesis", reason="install the extra `clients`")
+
+
+def test_the_document_is_valid(schemathesis):
+    schemathesis.openapi.from_dict(openapi("0.0.0")).validate()
+
+
+async def test_whatever_is_sent_is_answered_as_the_document_says(schemathesis, tmp_path):
+    from support.fuzzing import fuzz
+
+    backend = SimulatedBackend(LinearCost(), total_blocks=64, wait=lambda seconds: None)
+    async with serving(backend=backend, max_open=16, model_len=256) as house:
+        status, said = await fuzz(house.url, SECONDS, tmp_path, "--workers=2")
+        assert status == 0, said[-8000:]
+        await house.idle()
+        assert house.metrics.followed == 0
+        assert len(house.service.directory) == 0
+        await house.probe()
