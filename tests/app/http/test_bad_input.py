@@ -344,7 +344,6 @@ async def test_unknown_paths_are_404(house, path):
         ("/v1/completion", COMPLETIONS),
         ("/healthz", "/health"),
         ("/v1/embeddings", None),
-        ("/v1/embeddings", None),
     ],
 )
 async def test_a_path_that_is_nearly_right_is_told_the_right_one(house, path, meant):

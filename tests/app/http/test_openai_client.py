@@ -234,7 +234,7 @@ async def test_who_waited_too_long_is_told_not_to_try_again(monkeypatch):
     gate = threading.Event()
     config = {"classes": {"default": {"queue_timeout_s": 0.05}, "patient": {}}}
     async with (
-        serving(rows=1, hooks={0: lambda batch: gate.wait(10)}, config=config) as house,
+        serving(rows=1, hooks={0: lambda batch: gate.wait(60)}, config=config) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=2) as client,
     ):
         retries = Retries(client, monkeypatch)

@@ -204,7 +204,7 @@ async def test_keepalive_events_do_not_disturb_the_client():
     async with (
         serving(
             script=saying(TEXT),
-            hooks={0: lambda batch: gate.wait(10)},
+            hooks={0: lambda batch: gate.wait(60)},
             sse={"keepalive_interval_s": 0.01, "keepalive_mode": "chunk"},
         ) as house,
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0) as client,
