@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.ended import ENDED, SOME_FAILED
 
 settings.register_profile(
     "repeatable",
@@ -20,8 +21,6 @@ settings.register_profile("explore", settings.get_profile("repeatable"), derando
 settings.load_profile("repeatable")
 
 CRASHED = pytest.StashKey[bool]()
-ENDED = "octavo/ended"
-"""Where pytest's cache says how the last run ended."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -36,4 +35,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(config, "workerinput") or not hasattr(config, "cache"):
         return
     failures = exitstatus == pytest.ExitCode.TESTS_FAILED and CRASHED not in config.stash
-    config.cache.set(ENDED, "all ran, some failed" if failures else f"exit status {exitstatus:d}")
+    config.cache.set(ENDED, SOME_FAILED if failures else f"exit status {exitstatus:d}")
