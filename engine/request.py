@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -200,10 +199,16 @@ class Request:
         self.sequences = [Sequence(self, 0)]
         self.sequences[0].beam = Beam()
 
-    def scored(self, logprobs: Iterable[TokenLogprobs]) -> None:
-        """Take in the log-probabilities of the next tokens of the prompt."""
-        self.prompt_logprobs += logprobs
-        self.unscored = len(self.prompt_logprobs) < self.prompt_length - 1
+    def scored(self, place: int, logprobs: list[TokenLogprobs]) -> None:
+        """Take in the log-probabilities of the tokens of the prompt behind the one at `place`.
+
+        Some may be known already: a step that was in flight at a preemption has scored them, and
+        the next one computed them again.
+        """
+        known = self.prompt_logprobs
+        assert place <= len(known), "scores of a prompt come in its order"
+        known += logprobs[len(known) - place :]
+        self.unscored = len(known) < self.prompt_length - 1
 
     @property
     def open_sequences(self) -> list[Sequence]:

@@ -273,11 +273,14 @@ class Scheduler:
                 self._resolve(request, now)
 
     def _score(self, flight: Flight, sampled: Sampled) -> None:
-        """Take in how likely prompts are that a flight has computed."""
+        """Take in how likely prompts are that a flight has computed.
+
+        Also of those who gave up since what it computed: the tokens are the same, and if it samples
+        the first token of the answer, that is said with all of them.
+        """
         for scored, logprobs in zip(flight.batch.scored, sampled.prompt_logprobs, strict=True):
-            sequence = flight.sequences[scored.row]
-            if flight.epochs[scored.row] == sequence.epoch:  # else they are computed again
-                sequence.request.scored(logprobs)
+            place = flight.batch.rows[scored.row].start + scored.first
+            flight.sequences[scored.row].request.scored(place, list(logprobs))
 
     def _count_prompt(self, row: Row, sequence: EngineSequence) -> None:
         """Book prompt tokens; when the prompt is complete, let the siblings share it.

@@ -74,7 +74,7 @@ def test_every_sequence_of_a_request_is_told() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("host_blocks", [0, 8])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(8))
 def test_preemption_neither_loses_nor_repeats_any(seed: int, host_blocks: int, depth: int) -> None:
     rng = random.Random(seed)
     harness = Harness(blocks=12, budget=24, rows=6, depth=depth, host_blocks=host_blocks)
@@ -82,7 +82,8 @@ def test_preemption_neither_loses_nor_repeats_any(seed: int, host_blocks: int, d
     for _ in range(8):
         prompt = [rng.randrange(1000) for _ in range(rng.randrange(2, 70))]
         controls = rng.choice([SCORED, RowControls(temperature=0.0)])
-        request = harness.submit(prompt, rng.randrange(4, 60), controls, n=rng.choice([1, 1, 2]))
+        shape = rng.choice([{}, {"n": 2}, {"beams": BeamSearch(2)}])
+        request = harness.submit(prompt, rng.randrange(4, 30), controls, **shape)
         prompts[request] = prompt if controls is SCORED else []
         for _ in range(rng.randrange(4)):
             harness.step()

@@ -81,6 +81,14 @@ async def test_what_cannot_be_kept_or_leaves_no_token_is_refused(house, fields, 
     assert reply.json()["error"]["param"] == param
 
 
+async def test_words_are_bad_at_the_start_of_a_text_and_behind_a_space(house, submitted):
+    body = {"prompt": "x", "bad_words": ["ab", "c"], "allowed_token_ids": [100, 101, 100]}
+    await house.post(COMPLETIONS, {**body, "max_tokens": 1})
+    (controls,) = (submission.controls for submission in submitted)
+    assert controls.bad_words == ((97, 98), (32, 97, 98), (99,), (32, 99))
+    assert controls.allowed_ids == {100, 101}
+
+
 # -------------------------------------------------------------------- several prompts
 
 
@@ -118,15 +126,24 @@ async def test_stops_end_each_choice_by_itself():
         await house.idle()
 
 
-async def test_prompts_without_a_seed_draw_differently(house):
-    generation = []
-    house.scheduler.submit, submit = (
-        lambda submission, now: (generation.append(submission), submit(submission, now)),
-        house.scheduler.submit,
-    )
+@pytest.fixture
+def submitted(house, monkeypatch):
+    """What reaches the engine."""
+    seen = []
+    submit = house.scheduler.submit
+
+    def watched(submission, now):
+        seen.append(submission)
+        submit(submission, now)
+
+    monkeypatch.setattr(house.scheduler, "submit", watched)
+    return seen
+
+
+async def test_prompts_without_a_seed_draw_differently(house, submitted):
     await house.post(COMPLETIONS, {"prompt": ["x", "x"], "max_tokens": 1})
     await house.post(COMPLETIONS, {"prompt": ["x", "x"], "max_tokens": 1, "seed": 3})
-    seeds = [submission.controls.seed for submission in generation]
+    seeds = [submission.controls.seed for submission in submitted]
     assert len(set(seeds[:2])) == 2
     assert seeds[2:] == [3, 3]
 
