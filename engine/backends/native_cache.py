@@ -3,6 +3,9 @@
 keys      [layers, blocks, kv_heads, head_dim, BLOCK]    sixteen tokens are one vector
 values    [layers, blocks, kv_heads, BLOCK, head_dim]
 scales    [layers, blocks, kv_heads, BLOCK]              of keys and of values, for int8
+
+Within a block int8 is kept in fours: keys as [head_dim / 4, BLOCK, 4] and values as
+[BLOCK / 4, head_dim, 4].
 """
 
 from __future__ import annotations

@@ -58,11 +58,12 @@ struct OctavoModel {
 
 enum OctavoKV : int32_t { OCTAVO_F32 = 0, OCTAVO_BF16 = 1, OCTAVO_I8 = 2 };
 
-// The KV pools. K blocks are transposed, so that sixteen tokens are one vector:
+// The KV pools. K blocks are transposed, so that sixteen tokens are one vector; int8 has the four
+// numbers that products sum at once side by side:
 //
-//     keys   [layers][blocks][kv_heads][head_dim][16]
-//     values [layers][blocks][kv_heads][16][head_dim]
-//     scales [layers][blocks][kv_heads][16]             for OCTAVO_I8, else null
+//     keys   [layers][blocks][kv_heads][head_dim][16]           OCTAVO_I8: [head_dim / 4][16][4]
+//     values [layers][blocks][kv_heads][16][head_dim]           OCTAVO_I8: [4][head_dim][4]
+//     scales [layers][blocks][kv_heads][16]                     for OCTAVO_I8, else null
 struct OctavoCache {
   void* keys;
   void* values;

@@ -5,6 +5,7 @@
 #include "abi.h"
 #include "product.h"
 #include "vector.h"
+#include "wide.h"
 
 namespace OCTAVO_ISA {
 
@@ -95,8 +96,7 @@ static inline void write_kv(BFloat16, uint16_t* keys, uint16_t* values, float*, 
   for (int d = 0; d < n; ++d) values[(int64_t)offset * n + d] = bfloat16(v[d]);
 }
 
-// One scale for the head's vector of n; an all-zero head has scale 0. STRIDE: between elements.
-template <int STRIDE>
+// A head as int8, to [n]: returns its scale, 0 if all of it is 0.
 static inline float int8_head(const float* x, int n, int8_t* to) {
   Magnitude magnitude;
   for (int i = 0; i < n; i += LANES) magnitude.show(load<f32x16>(x + i));
@@ -105,16 +105,20 @@ static inline float int8_head(const float* x, int n, int8_t* to) {
   for (int i = 0; i < n; i += LANES) {
     const i32x16 q = nearest(load<f32x16>(x + i) * inverse);
     const i8x16 bytes = __builtin_convertvector(q, i8x16);
-    if (STRIDE == 1) store(to + i, bytes);
-    else for (int j = 0; j < LANES; ++j) to[(i + j) * STRIDE] = bytes[j];
+    store(to + i, bytes);
   }
   return amax / 127.0f;
 }
 
+// Both with four numbers of a sum side by side: of keys four dimensions, of values four tokens.
 static inline void write_kv(Int8, int8_t* keys, int8_t* values, float* key_scales,
                             float* value_scales, int offset, const float* k, const float* v, int n) {
-  key_scales[offset] = int8_head<LANES>(k, n, keys + offset);
-  value_scales[offset] = int8_head<1>(v, n, values + (int64_t)offset * n);
+  int8_t head[256];
+  key_scales[offset] = int8_head(k, n, head);
+  for (int d = 0; d < n; d += 4) std::memcpy(keys + d * LANES + offset * 4, head + d, 4);
+  value_scales[offset] = int8_head(v, n, head);
+  int8_t* to = values + offset / 4 * n * 4 + offset % 4;
+  for (int d = 0; d < n; ++d) to[d * 4] = head[d];
 }
 
 // Row `id` of an embedding that is laid out like a matrix.

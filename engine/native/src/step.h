@@ -12,6 +12,8 @@
 
 #include "abi.h"
 #include "attention.h"
+#include "attention_float.h"
+#include "attention_int8.h"
 #include "product.h"
 #include "rows.h"
 #include "team.h"
@@ -242,6 +244,7 @@ class Step {
  public:
   // Attention of one layer alone, over KV that is there: queries and out [tokens, heads * head_dim].
   void attend(int l, const float* queries, float* out, int me) {
+    const TileRegisters registers;
     for (int t = begin(me, s_.tokens); t < begin(me + 1, s_.tokens); ++t)
       std::memcpy(&w_.qkv[(size_t)t * qkv_width_], queries + (size_t)t * width_,
                   sizeof(float) * width_);
@@ -311,6 +314,7 @@ class Step {
       const Pages<KV> p = pages(l, piece.row, head);
       const int rows = piece.queries * group_;
       gather(l, piece, head, tile);
+      prepare_queries(p, tile, rows);
       Partial partials[MOST_TILE_ROWS];
       if (piece.split >= 0) {
         attend_split(p, tile, rows, piece.split, partials);
@@ -345,7 +349,7 @@ class Step {
   // A chunk's tile through all splits, merged as they come.
   void attend_all(const Pages<KV>& p, Tile& tile, const Piece& piece, int head, int rows) {
     const int n = m_.head_dim;
-    alignas(64) float values[MOST_TILE_ROWS * 256];
+    alignas(64) float values[MOST_TILE_ROWS * MOST_HEAD_DIM];
     Partial all[MOST_TILE_ROWS], partials[MOST_TILE_ROWS];
     for (int r = 0; r < rows; ++r) all[r] = {NOTHING, 0};
     const int from = tile.lo[0] / SPLIT, to = (tile.hi[rows - 1] + SPLIT - 1) / SPLIT;

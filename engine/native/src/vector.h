@@ -3,12 +3,15 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 // Before loops over registers: one that stays a loop keeps what it indexes in memory.
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+
+// For functions with many registers in use, and those that have to round in one way.
+#define OCTAVO_APART __attribute__((noinline))
 
 namespace OCTAVO_ISA {
 
@@ -37,7 +40,20 @@ static inline f32x16 splat(float x) { return f32x16{} + x; }
 static inline f32x16 as_float(i32x16 bits) { return load<f32x16>(&bits); }
 static inline i32x16 as_bits(f32x16 x) { return load<i32x16>(&x); }
 
-static inline f32x16 largest(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// The larger of each two; b where one is not a number.
+static inline f32x16 largest(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  float lanes[LANES];
+  for (int i = 0; i < 2; ++i)
+    _mm256_storeu_ps(lanes + 8 * i, _mm256_max_ps(load<__m256>((const float*)&a + 8 * i),
+                                                  load<__m256>((const float*)&b + 8 * i)));
+  return load<f32x16>(lanes);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // x, and the compiler must not fuse what made it with what is made of it.
 static inline f32x16 rounded(f32x16 x) {
@@ -55,19 +71,27 @@ static inline int32_t sum(i32x16 x) { return _mm512_reduce_add_epi32((__m512i)x)
 static inline int32_t maximum(i32x16 x) { return _mm512_reduce_max_epi32((__m512i)x); }
 #else
 static inline float sum(f32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);  // halves, then halves of them
+#else
   float lanes[LANES];
   store(lanes, x);
   for (int half = LANES / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   return lanes[0];
+#endif
 }
 
 static inline float maximum(f32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float lanes[LANES];
   store(lanes, x);
   for (int half = LANES / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
   return lanes[0];
+#endif
 }
 
 static inline int32_t sum(i32x16 x) {
@@ -102,21 +126,29 @@ class Magnitude {
 // The nearest integer, ties to even, of |x| < 2^22: adding 1.5 * 2^23 leaves it in the low bits.
 static inline i32x16 nearest(f32x16 x) { return as_bits(x + 12582912.0f) - 0x4b400000; }
 
-// 2^x, relative error below 2e-7; 0 below -126 (and for -inf).
+// 2^x as a polynomial of what x has beyond a whole number, the highest coefficient first. 0 below
+// -127 (and for -inf).
+template <int N>
+static inline f32x16 power_of_two(f32x16 x, const float (&coefficients)[N]) {
+  constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23: whole numbers are the low bits of the sum
+  x = largest(splat(-127.0f), x);
+  const f32x16 shifted = x + WHOLE;
+  const f32x16 f = x - (shifted - WHOLE);
+  f32x16 p = splat(coefficients[0]);
+  OCTAVO_UNROLL for (int i = 1; i < N; ++i) p = p * f + coefficients[i];
+  return p * as_float((as_bits(shifted) << 23) + 0x3f800000);
+}
+
+// 2^x, relative error below 2e-7.
 static inline f32x16 exp2(f32x16 x) {
-  i32x16 gone = x < -126.0f;
-  f32x16 bounded = gone ? splat(0.0f) : x;
-  i32x16 whole = nearest(bounded);
-  f32x16 f = bounded - __builtin_convertvector(whole, f32x16);
-  f32x16 p = splat(1.535336188319500e-4f);
-  p = p * f + 1.339887440266574e-3f;
-  p = p * f + 9.618437357674640e-3f;
-  p = p * f + 5.550332471162809e-2f;
-  p = p * f + 2.402264791363012e-1f;
-  p = p * f + 6.931472028550421e-1f;
-  p = p * f + 1.0f;
-  f32x16 scale = as_float((whole + 127) << 23);
-  return gone ? splat(0.0f) : p * scale;
+  return power_of_two(x, {1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,
+                          5.550332471162809e-2f, 2.402264791363012e-1f, 6.931472028550421e-1f,
+                          1.0f});
+}
+
+// 2^x, relative error below 3e-6.
+static inline f32x16 rough_exp2(f32x16 x) {
+  return power_of_two(x, {9.5701e-3f, 5.591786e-2f, 2.4024745e-1f, 6.9312181e-1f, 9.9999926e-1f});
 }
 
 static inline f32x16 exponential(f32x16 x) { return exp2(x * 1.44269504088896341f); }
@@ -144,32 +176,22 @@ static inline f32x16 load_some(const float* from, int count) {
   return load<f32x16>(lanes);
 }
 
-// How elements of the KV cache are read: always as floats.
+// Formats of the KV cache whose elements are floats, how they are read, and how many rows of a tile
+// are computed together.
 struct Float32 {
   typedef float Element;
   static constexpr bool scaled = false;
+  static constexpr int unit = 12;
   static inline f32x16 read(const Element* from) { return load<f32x16>(from); }
 };
 
 struct BFloat16 {
   typedef uint16_t Element;
   static constexpr bool scaled = false;
+  static constexpr int unit = 12;
   static inline f32x16 read(const Element* from) {
     u32x16 bits = __builtin_convertvector(load<u16x16>(from), u32x16) << 16;
     return load<f32x16>(&bits);
-  }
-};
-
-struct Int8 {
-  typedef int8_t Element;
-  static constexpr bool scaled = true;
-  static inline f32x16 read(const Element* from) {
-#if defined(__AVX512F__)
-    __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
-    return (f32x16)_mm512_cvtepi32_ps(wide);
-#else
-    return __builtin_convertvector(__builtin_convertvector(load<i8x16>(from), i32x16), f32x16);
-#endif
   }
 };
 

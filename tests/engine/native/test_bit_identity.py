@@ -76,10 +76,15 @@ def test_chunks_batches_and_threads_change_no_bit(model, kv_dtype, threads, chun
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_it_computes_what_torch_computes_with_the_same_int8_weights(model, kv_dtype) -> None:
     runner = TorchRunner(int8_weights(CONFIG), CONFIG, BLOCKS, kv_dtype)
+    errors = []
     for prompt, table, logits in zip(prompts(), tables(1), alone(model, kv_dtype), strict=True):
         batch = make_batch([Work(table, 0, prompt)])
         expected = runner.run(batch, batch.token_ids).values[0]
-        assert torch.linalg.norm(logits - expected) < 1e-3 * torch.linalg.norm(expected)
+        errors.append(float(torch.linalg.norm(logits - expected) / torch.linalg.norm(expected)))
+    assert np.median(errors) < 1e-5
+    # Where a number is nearly half-way, activations are rounded one up instead of one down: in a
+    # model of 64 dimensions that shows.
+    assert max(errors) < (1e-3 if kv_dtype == "float32" else 5e-2)
 
 
 def varied(change):

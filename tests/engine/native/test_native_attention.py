@@ -37,11 +37,21 @@ def fill(cache, keys: np.ndarray, values: np.ndarray, slots: np.ndarray, kv_dtyp
                 scale = vector.abs().amax(dim=1) / 127
                 scales[0, block, :, place] = scale
                 vector = (vector / scale[:, None]).round()
-            target = pool[0, block]
-            if pool is cache.parts[0]:
-                target[:, :, place] = vector.to(pool.dtype)
-            else:
-                target[:, place] = vector.to(pool.dtype)
+            put(pool[0, block], place, vector, keys=pool is cache.parts[0])
+
+
+def put(block: torch.Tensor, place: int, vector: torch.Tensor, *, keys: bool) -> None:
+    """Write the vector [kv_heads, head_dim] of one token into a block as `abi.h` lays it out."""
+    vector = vector.to(block.dtype)
+    heads, n = vector.shape
+    if block.dtype is torch.int8 and keys:
+        block.view(heads, n // 4, BLOCK, 4)[:, :, place] = vector.view(heads, n // 4, 4)
+    elif block.dtype is torch.int8:
+        block.view(heads, BLOCK // 4, n, 4)[:, place // 4, :, place % 4] = vector
+    elif keys:
+        block[:, :, place] = vector
+    else:
+        block[:, place] = vector
 
 
 def seen(batch: Batch, window: int | None) -> np.ndarray:
