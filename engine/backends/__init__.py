@@ -13,7 +13,6 @@ from pathlib import Path
 
 from engine.backends.base import Backend
 
-
 SPINS = 20_000
 """How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
 the time between two steps. libgomp's own 300,000 would keep the event loop from its core."""
