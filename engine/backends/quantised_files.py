@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.backends.runners import TorchRunner
-from engine.batch import BLOCK, Batch, Row
+from engine.batch import BLOCK, Batch, Rows
 from engine.blocks import blocks_for
 from engine.models import quantisation
 from engine.models.config import ModelConfig
@@ -112,7 +112,7 @@ def _run(weights: Weights, config: ModelConfig, tokens: Sequence[int]) -> None:
     token_ids = np.array(tokens, np.int32)
     batch = Batch(
         step=0,
-        rows=(Row(0, 0, 0, count, True),),
+        rows=Rows([(0, 0)], [0], [count], [True]),
         token_ids=token_ids,
         positions=positions,
         slots=positions,
