@@ -93,6 +93,12 @@ static inline int some_values(const Pages<Int8>& pages, const Numbers& weights, 
   return row;
 }
 
+static inline void fetch_values(const Pages<Int8>& pages, const Span& span) {
+  for (int b = 0; b < span.blocks; ++b)
+    for (int i = 0; i < pages.head_dim * BLOCK; i += 64)
+      __builtin_prefetch(pages.block_values(span.block + b) + i);
+}
+
 static inline void unit_scores(const Pages<Int8>& pages, Tile& t, const Numbers& q, int rows,
                                const Span& span) {
   int row = 0;
@@ -100,6 +106,8 @@ static inline void unit_scores(const Pages<Int8>& pages, Tile& t, const Numbers&
   row = some_scores<3>(pages, t, q, row, rows, span);
   row = some_scores<2>(pages, t, q, row, rows, span);
   some_scores<1>(pages, t, q, row, rows, span);
+  // A few rows wait for memory most of the time: values come while weights are computed.
+  if (2 * rows <= UNIT) fetch_values(pages, span);
 }
 
 static inline void unit_values(const Pages<Int8>& pages, Tile& t, int rows, const float* scales,
