@@ -8,6 +8,7 @@ from app.text.tokenizer import Tokenizer, encode_prompt
 
 
 def calibration_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Token ids of the text: prose, code, a dialogue, a letter, data."""
+    """Token ids of the text: prose, code, a dialogue, a letter, data, and the beginning of
+    Shakespeare's Coriolanus (public domain); what is not his was written for it."""
     text = (files("app.text") / "calibration.txt").read_text(encoding="utf-8")
     return encode_prompt(tokenizer, text)

@@ -1,25 +1,21 @@
 """From float32 weights to int8 ones, with activations smoothed into the weights.
 
-A few channels of the activations are far larger than the others, and a scale for the whole row
-leaves these with few steps. SmoothQuant (https://arxiv.org/abs/2211.10438) divides channel j of the
-activations by
-
-    s[j] = peak(x[j]) ** alpha / peak(w[:, j]) ** (1 - alpha)
-
-and multiplies the weights by it, which changes nothing but where the difficulty is. The peaks of
-the activations come from a short text, once.
+A matrix that is `Watched` multiplies as before, and becomes int8 when it does so for the first
+time: what it multiplied, a short text, says what its activations are like. So no activations are
+kept, and the float32 matrix is given back while those of later layers are still in use.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from engine.models.config import ModelConfig
 from engine.models.products import (
@@ -31,63 +27,86 @@ from engine.models.products import (
     multiply,
     quantise_rows,
 )
+from engine.models.smoothing import MOST_OUTPUTS, Side, balanced
 from engine.models.weights import LayerWeights, Weights
-
-ALPHA = 0.6
-HEAD_ALPHA = 0.5
-"""The head is smoothed less: where it is the embedding too, its rows are read back as they are."""
-
-SMALLEST = 1e-5
-"""Peaks below this count as this much."""
 
 MATRICES = ("qkv", "attn_out", "gate_up", "down")
 """The matrices of a layer."""
 
+LIKELY = 2048
+"""Rows of the head that its factors heed: of the tokens that the text makes most probable."""
+
+CHUNK_TOKENS = 128
+CHUNK_ROWS = 4096
+"""What is computed at once where the vocabulary is long, for the memory it takes."""
+
 
 @dataclass(slots=True)
 class Watched:
-    """A matrix that notes the peak of each channel of what it multiplies."""
+    """A matrix of float32 until it multiplies, then of int8. most: the largest number of a weight.
 
-    matrix: Tensor
-    peaks: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.peaks = torch.zeros(self.matrix.shape[1])
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        self.peaks = torch.maximum(self.peaks, x.abs().amax(dim=0))
-        return multiply(x, self.matrix, bias)
-
-
-def watched(weights: Weights) -> Weights:
-    """The same weights with every matrix `Watched`."""
-
-    def watch(matrix: Matrix) -> Watched:
-        assert isinstance(matrix, Tensor)
-        return Watched(matrix)
-
-    layers = tuple(_mapped(layer, watch) for layer in weights.layers)
-    return replace(weights, layers=layers, head=watch(weights.head))
-
-
-def quantised(weights: Weights, most: int = INT8_MAX) -> Weights:
-    """int8 weights from `watched` ones that have seen some text, which are used up.
-
-    most: the largest number of a weight.
+    quantised: what became of it; None before.
     """
 
-    def convert(matrix: Matrix, alpha: float = ALPHA) -> QuantisedMatrix:
-        assert isinstance(matrix, Watched)
-        result = quantised_matrix(matrix.matrix, matrix.peaks, most, alpha)
-        matrix.matrix = torch.empty(0)  # its memory is needed for the next ones
-        return result
+    matrix: Tensor
+    most: int
+    quantised: QuantisedMatrix | None = None
 
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x times the float32 matrix, once. Raises ValueError for a second time."""
+        if self.quantised is not None:
+            raise ValueError("a watched matrix multiplies once")
+        product = multiply(x, self.matrix)
+        self.become(balanced(*layer_sides(x, self.matrix, product)))
+        return product if bias is None else product.add_(bias)
+
+    def become(self, factors: Tensor | None) -> QuantisedMatrix:
+        """Make the int8 matrix, whose activations are divided by `factors`."""
+        self.quantised = quantised_matrix(self.matrix, factors, self.most)
+        self.matrix = torch.empty(0)  # its memory is needed for the next ones
+        return self.quantised
+
+
+@dataclass(slots=True)
+class WatchedHead(Watched):
+    """The head, whose products nobody needs: the text's probabilities are computed here.
+
+    tied: it is the embedding too.
+    """
+
+    tied: bool = False
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Zeros [rows, 1], whatever x is; the head becomes int8."""
+        assert bias is None
+        self.become(balanced(*head_sides(x, self.matrix)))
+        return torch.zeros(len(x), 1)
+
+
+def watched(weights: Weights, most: int = INT8_MAX) -> Weights:
+    """The same weights with every matrix `Watched`. most: the largest number of a weight."""
+
+    def watch(matrix: Matrix) -> Watched:
+        return Watched(_dense(matrix), most)
+
+    tied = weights.head is weights.embedding
+    head = WatchedHead(_dense(weights.head), most, tied=tied)
+    layers = tuple(_mapped(layer, watch) for layer in weights.layers)
+    return replace(weights, layers=layers, head=head)
+
+
+def quantised(weights: Weights) -> Weights:
+    """The int8 weights that `watched` ones have become, or become now without smoothing."""
+
+    def convert(matrix: Matrix) -> QuantisedMatrix:
+        assert isinstance(matrix, Watched)
+        return matrix.quantised or matrix.become(None)
+
+    assert isinstance(weights.head, WatchedHead)
     layers = tuple(_mapped(layer, convert) for layer in weights.layers)
-    assert isinstance(weights.head, Watched)
-    tied = weights.head.matrix is weights.embedding
-    head = convert(weights.head, HEAD_ALPHA)
-    embedding = head if tied else QuantisedMatrix(*quantise_rows(_dense(weights.embedding), most))
-    return replace(weights, layers=layers, head=head, embedding=QuantisedEmbedding(embedding))
+    head, embedding = convert(weights.head), _dense(weights.embedding)
+    own = head if weights.head.tied else quantised_matrix(embedding, None, weights.head.most)
+    return replace(weights, layers=layers, head=head, embedding=QuantisedEmbedding(own))
 
 
 def _mapped(layer: LayerWeights, change: Callable[[Matrix], AppliedMatrix]) -> LayerWeights:
@@ -101,20 +120,50 @@ def _mapped(layer: LayerWeights, change: Callable[[Matrix], AppliedMatrix]) -> L
     )
 
 
-def quantised_matrix(
-    matrix: Tensor, peaks: Tensor, most: int = INT8_MAX, alpha: float = ALPHA
-) -> QuantisedMatrix:
-    """A matrix whose activations have these peaks, smoothed and in int8.
+def layer_sides(x: Tensor, matrix: Tensor, product: Tensor) -> tuple[Side, Side]:
+    """Activations x [tokens, inputs] and weights of a layer's matrix, product: of the two.
 
-    Without peaks (nothing was seen) nothing is smoothed.
+    An error counts by what it is of the token's product: the first token of a text may have a
+    thousand times the activations of the others, and no more to say.
     """
-    if not peaks.any():
-        return QuantisedMatrix(*quantise_rows(matrix, most))
-    factors = peaks.clamp(min=SMALLEST) ** alpha
-    factors /= matrix.abs().amax(dim=0).clamp(min=SMALLEST) ** (1 - alpha)
-    factors = (factors / factors.median()).clamp_(min=SMALLEST)
-    numbers, scales = quantise_rows(matrix * factors, most)
-    return QuantisedMatrix(numbers, scales, factors.reciprocal())
+    counts = product.square().sum(dim=1).clamp_(min=torch.finfo(product.dtype).tiny).reciprocal_()
+    evenly = torch.ones(len(matrix))
+    return Side.of(x, counts), Side.of(matrix, evenly, most=MOST_OUTPUTS)
+
+
+def head_sides(x: Tensor, matrix: Tensor) -> tuple[Side, Side]:
+    """Activations and weights of the head, where an error counts by what it does to a distribution.
+
+    For small errors of the logits the divergence of the distributions is half the variance of the
+    errors over the distribution. So channel j of the activations counts as the variance of w[:, j]
+    over each token's distribution, on average, and a row of the weights as its mean probability.
+    """
+    likely = torch.zeros(len(matrix))
+    means = torch.zeros(matrix.shape[1])
+    for rows in x.split(CHUNK_TOKENS):
+        probabilities = functional.linear(rows, matrix).softmax(dim=-1)
+        likely += probabilities.sum(dim=0)
+        means += (probabilities @ matrix).square().sum(dim=0)
+    squares = torch.zeros(matrix.shape[1])
+    for some, rows in zip(likely.split(CHUNK_ROWS), matrix.split(CHUNK_ROWS), strict=True):
+        squares += some @ rows.square()
+    evenly = torch.full((len(x),), 1 / len(x))
+    top = likely.topk(min(LIKELY, len(likely))).indices
+    energy = (squares - means).clamp_(min=0) / len(x)
+    return Side.of(x, evenly), Side.of(matrix[top], likely[top] / len(x), energy)
+
+
+def quantised_matrix(
+    matrix: Tensor, factors: Tensor | None = None, most: int = INT8_MAX
+) -> QuantisedMatrix:
+    """A matrix in int8, for activations that are divided by `factors` [inputs]; None for ones."""
+    numbers, scales = [], []
+    for rows in matrix.split(CHUNK_ROWS):
+        made = quantise_rows(rows if factors is None else rows * factors, most)
+        numbers.append(made[0])
+        scales.append(made[1])
+    smooth = None if factors is None else factors.reciprocal()
+    return QuantisedMatrix(torch.cat(numbers), torch.cat(scales), smooth)
 
 
 def _dense(matrix: object) -> Tensor:

@@ -70,11 +70,37 @@ def test_without_the_native_library_torch_serves_and_one_warning_says_so(
     backend.close()
 
 
-def test_a_text_longer_than_the_context_is_cut(model, tmp_path) -> None:
-    long = tuple(i % CONFIG.vocab for i in range(3000))
-    whole = made(model, tmp_path / "kept", long)
-    cut = made(model, tmp_path / "kept", long[: CONFIG.context_length])
-    assert torch.equal(whole.layers[1].down.smooth, cut.layers[1].down.smooth)
+def test_a_text_is_computed_in_sequences_and_what_is_too_long_is_cut(model, monkeypatch) -> None:
+    seen = []
+
+    class Runner:
+        def __init__(self, weights, config, blocks) -> None:
+            self.blocks = blocks
+
+        def run(self, batch, token_ids) -> None:
+            seen.append((batch, token_ids, self.blocks))
+
+    monkeypatch.setattr(quantised_files, "TorchRunner", Runner)
+    monkeypatch.setattr(quantised_files, "SEQUENCE", 40)
+    monkeypatch.setattr(quantised_files, "CALIBRATION_TOKENS", 90)
+    text = tuple(i % CONFIG.vocab for i in range(100))
+    quantised_weights(model, read_config(model), Calibration(text), native=True)
+    ((batch, token_ids, blocks),) = seen
+    assert token_ids.tolist() == list(text[:90])
+    assert batch.qo_indptr.tolist() == [0, 40, 80, 90]
+    assert batch.kv_indptr.tolist() == [0, 3, 6, 7]
+    assert batch.last_page_len.tolist() == [8, 8, 10]
+    assert batch.positions.tolist() == [*range(40), *range(40), *range(10)]
+    assert batch.slots.tolist() == [*range(40), *range(48, 88), *range(96, 106)]
+    assert blocks == 7
+
+
+def test_the_bits_of_weights_may_be_said_and_are_kept_apart(model, tmp_path) -> None:
+    for bits, most in ((8, 127), (7, 63)):
+        calibration = Calibration(TEXT, tmp_path / "kept", bits)
+        weights = quantised_weights(model, read_config(model), calibration, native=True)
+        assert int(weights.layers[0].down.numbers.abs().amax()) == most
+    assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
 CHECK = """
