@@ -29,7 +29,6 @@ from engine.outputs import (
     FinishReason,
     Handover,
     Inspection,
-    Look,
     Output,
     Stats,
 )
@@ -359,9 +358,9 @@ class Bridge:
 
     # ---------------------------------------------------------------- outputs
 
-    def emit(self, outputs: Sequence[Output], look: Look) -> None:
+    def emit(self, outputs: Sequence[Output], stats: Stats) -> None:
         """Hand a step's outputs over. Called on the engine thread; never blocks, never raises."""
-        self._outbox.append((outputs, look()))
+        self._outbox.append((outputs, stats))
         if not self._wake_up_posted and self._loop is not None:
             self._wake_up_posted = True
             try:

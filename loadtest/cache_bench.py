@@ -55,10 +55,12 @@ def replay(prompts: Iterable[Prompt], blocks: int) -> Reuse:
         found += len(table)
         for block in table:
             pool.share(block)
-        taken = pool.take_all(len(keys) - len(table))
-        for block, key in zip(taken, keys[len(table) :], strict=True):
+        for key in keys[len(table) :]:
+            block = pool.take()
             pool.publish(block, key)
-        pool.give_all(reversed(table + taken))
+            table.append(block)
+        while table:
+            pool.give(table.pop())
     return Reuse(asked, found)
 
 

@@ -6,16 +6,11 @@ not compute with it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import Backend
-
-SPINS = 20_000
-"""How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
-the time between two steps. libgomp's own 300,000 would keep the event loop from its core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +32,13 @@ def load_on_cpu(
     kv_dtype: str | None = None,
     offload_memory_bytes: int = 0,
     threads: int | None = None,
+    weight_bits: int | None = None,
 ) -> LoadedModel:
     """Load a model onto the CPU backend; see `engine.backends.cpu.create`.
 
-    calibration: a short text as token ids, for dtype int8; folder: where int8 weights are kept.
+    calibration: a short text as token ids, for dtype int8; folder: where int8 weights are kept;
+    weight_bits: how many they keep, 8 or 7; None for what products are exact with.
     """
-    # Read when torch is loaded (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
-    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
-
     from engine.backends.cpu import create
     from engine.backends.quantised_files import Calibration
     from engine.models.files import read_config
@@ -53,10 +47,19 @@ def load_on_cpu(
     backend = create(
         path,
         dtype=dtype,
-        calibration=Calibration(calibration, folder),
+        calibration=Calibration(calibration, folder, weight_bits),
         kv_memory_bytes=kv_memory_bytes,
         kv_dtype=kv_dtype,
         offload_memory_bytes=offload_memory_bytes,
         threads=threads,
     )
     return LoadedModel(backend, config.context_length, config.vocab)
+
+
+def int8_weight_bits(path: Path) -> int:
+    """How many bits int8 weights of the model at `path` keep on this machine."""
+    from engine.backends.quantised_files import exact_bits
+    from engine.models.files import read_config
+    from engine.native.available import native_library
+
+    return exact_bits(native=native_library(read_config(path)) is not None)

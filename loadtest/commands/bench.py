@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from app.model_files import ensure_default_model
-from loadtest import allocation_bench, queue_bench
-from loadtest.accuracy import CHUNK, CONTEXT, DOMAINS, FORMATS, WINDOWS, measure_accuracy
+from engine.backends import int8_weight_bits
+from loadtest import accuracy_table, allocation_bench, queue_bench
+from loadtest.accuracy import DOMAINS, KEPT, WINDOWS, measure_accuracy
 from loadtest.allocation_bench import POOL_TOKENS, PROFILE, Usage, compare, demands
 from loadtest.cache_bench import (
     BLOCKS,
@@ -63,7 +63,7 @@ from loadtest.queue_bench import SHAPES, Added, built_in, growth, measure_queues
 @click.option(
     "--accuracy",
     is_flag=True,
-    help="Instead, the perplexity of shipped texts with each format of the KV cache.",
+    help="Instead, the perplexity of shipped texts with weights and KV cache in each format.",
 )
 @click.option(
     "--model",
@@ -89,7 +89,8 @@ def bench(
     takes some three minutes, most of it to make the crowds (--waiting 10000 is quicker).
 
     With --accuracy: the perplexity of two texts under the model, computed as prompts are served,
-    with the KV cache in each format. Takes about a minute and a half on two cores.
+    with weights in float32, int8 and int8 of 7 bits, and the KV cache in each format. Takes some
+    five minutes on two cores.
 
     \b
     Examples:
@@ -133,24 +134,13 @@ def _accuracy(model: Path | None) -> tuple[dict[str, Any], list[Table]]:
     """The report, as JSON and as tables."""
     path = model or ensure_default_model(Path("models"), console=Console(stderr=True))
     with _progress() as progress:
-        task = progress.add_task("accuracy", total=len(FORMATS) * len(DOMAINS) * WINDOWS)
+        task = progress.add_task("accuracy", total=len(KEPT) * len(DOMAINS) * WINDOWS)
         try:
-            scores = measure_accuracy(path, lambda: progress.advance(task))
+            scores = measure_accuracy(path, lambda: progress.advance(task), folder=Path("models"))
         except ValueError as error:
             raise click.BadParameter(f"{path}: {error}", param_hint="--model") from error
-    report = {
-        "model": path.name,
-        "kv_dtypes": {
-            domain: {name: asdict(score) for name, score in by_format.items()}
-            for domain, by_format in scores.items()
-        },
-        "tokens": WINDOWS * CONTEXT,
-        "context": CONTEXT,
-        "chunk": CHUNK,
-        "versions": versions(),
-        "cpu": cpu(),
-    }
-    return report, [_accuracy_table(report)]
+    measured = path.name, scores, int8_weight_bits(path)
+    return accuracy_table.report(*measured), [accuracy_table.table(*measured)]
 
 
 def _prompts(trace: Path | None) -> list[Prompt]:
@@ -179,26 +169,6 @@ def _caption(report: dict[str, Any]) -> str:
     processor, version = report["cpu"], report["versions"]
     machine = f"{processor['model']}, {processor['cores']} cores"
     return f"{machine}, octavo {version['octavo']}, Python {version['python']}"
-
-
-def _accuracy_table(report: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"Perplexity of {report['model']}, {report['tokens']:,} tokens a text,"
-        f" contexts up to {report['context']:,}",
-        caption=_caption(report),
-    )
-    table.add_column("KV cache")
-    for domain in report["kv_dtypes"]:
-        table.add_column(domain, justify="right")
-        table.add_column("increase", justify="right")
-    for kv_dtype in FORMATS:
-        cells = []
-        for by_format in report["kv_dtypes"].values():
-            score = by_format[kv_dtype]
-            increase = f"{100 * score['increase']:+.2f}% ± {100 * score['error']:.2f}"
-            cells += [f"{score['perplexity']:.3f}", increase if score["error"] else ""]
-        table.add_row(kv_dtype, *cells)
-    return table
 
 
 def _host_table(report: dict[str, Any]) -> Table:
