@@ -1,5 +1,6 @@
 """langchain-openai's ChatOpenAI: at once, streamed, in batches, over both of its endpoints."""
 
+import openai
 import pytest
 from support.serving import MODEL
 
@@ -10,15 +11,23 @@ pytestmark = [
 
 
 @pytest.fixture
-def chat(house):
-    """Makes a chat model that speaks to the house."""
+async def chat(house):
+    """Makes a chat model that speaks to the house.
+
+    Over connections of ours: those that the package keeps for all of its models it never closes.
+    """
     langchain = pytest.importorskip("langchain_openai", reason="install the extra `clients`")
+    async with openai.DefaultAsyncHttpxClient() as connections:
 
-    def make(**options):
-        options = {"model": MODEL, "max_retries": 0, **options}
-        return langchain.ChatOpenAI(base_url=f"{house.url}/v1", api_key="none", **options)
+        def make(**options):
+            return langchain.ChatOpenAI(
+                **{"model": MODEL, "max_retries": 0, **options},
+                base_url=f"{house.url}/v1",
+                api_key="none",
+                http_async_client=connections,
+            )
 
-    return make
+        yield make
 
 
 async def test_it_answers_and_counts(chat, text):
