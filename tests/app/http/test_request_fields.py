@@ -1,7 +1,10 @@
 """What the fields of a request do beyond sampling: what is shown, counted and named."""
 
+import asyncio
+import threading
+
 import pytest
-from support.serving import CHAT, COMPLETIONS, HELLO, MODEL, chunks, saying, serving
+from support.serving import CHAT, COMPLETIONS, HELLO, MODEL, chunks, saying, serving, until
 
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
@@ -176,10 +179,19 @@ async def test_several_prompts_enter_together_or_not_at_all():
 
 
 async def test_a_fault_in_one_prompt_ends_the_others_as_well():
-    async with serving(script=saying("x" * 50), nan_rows={2: [1]}) as house:
-        reply = await house.post(COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 40})
-        assert reply.status_code == 500
+    entered, left = threading.Event(), threading.Event()
+    hooks = {0: lambda batch: entered.wait(60), 3: lambda batch: left.wait(60)}
+    # By the third step all of them run, and one of the three fails there.
+    async with serving(script=saying("x" * 50), hooks=hooks, nan_rows={2: [1]}) as house:
+        body = {"prompt": ["a", "b", "c"], "max_tokens": 40}
+        answer = asyncio.ensure_future(house.post(COMPLETIONS, body))
+        await until(lambda: house.bridge.open_requests == 3)
+        entered.set()
+        assert (await answer).status_code == 500
+        await until(lambda: house.bridge.open_requests == 0)
+        left.set()
         await house.idle()
+        assert house.scheduler.counters.failed == 1
         assert house.scheduler.counters.cancelled == 2
 
 
