@@ -8,6 +8,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace octavo {
 
@@ -17,7 +22,48 @@ static inline void relax() {
 #endif
 }
 
-// A barrier that spins for a moment and then gives the core away: others may need it to arrive.
+// A word that threads wait at. They spin for a moment and then sleep: whoever has yet to arrive may
+// need this core, when others are using the rest.
+class Gate {
+ public:
+  uint32_t generation() const { return generation_.load(std::memory_order_acquire); }
+
+  void open() {
+    generation_.fetch_add(1);
+    if (asleep_.load() > 0) wake();
+  }
+
+  // Wait until it is not `generation` any more.
+  void pass(uint32_t generation) {
+    for (int spins = 0; spins < SPINS; ++spins) {
+      if (this->generation() != generation) return;
+      relax();
+    }
+    asleep_.fetch_add(1);
+    while (this->generation() == generation) sleep(generation);
+    asleep_.fetch_sub(1);
+  }
+
+ private:
+  static constexpr int SPINS = 2000;
+
+#if defined(__linux__)
+  void sleep(uint32_t generation) {
+    syscall(SYS_futex, &generation_, FUTEX_WAIT_PRIVATE, generation, nullptr, nullptr, 0);
+  }
+  void wake() {
+    syscall(SYS_futex, &generation_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+  }
+#else
+  void sleep(uint32_t) { std::this_thread::yield(); }
+  void wake() {}
+#endif
+
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  std::atomic<int> asleep_{0};
+};
+
+// The threads of a step: a barrier, and who takes which piece of work.
 class Team {
  public:
   void gather(int threads, int stages) {
@@ -32,15 +78,12 @@ class Team {
 
   void wait() {
     if (size_ == 1) return;
-    const uint32_t generation = generation_.load(std::memory_order_acquire);
+    const uint32_t generation = gate_.generation();
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
-      generation_.store(generation + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
-      if (spins < 4096) relax();
-      else std::this_thread::yield();
+      gate_.open();
+    } else {
+      gate_.pass(generation);
     }
   }
 
@@ -54,7 +97,7 @@ class Team {
   int capacity_ = 0;
   std::unique_ptr<std::atomic<int>[]> next_;
   alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> generation_{0};
+  Gate gate_;
 };
 
 }  // namespace octavo

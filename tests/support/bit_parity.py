@@ -1,0 +1,175 @@
+"""Ways to serve the same requests, all of which must say the same to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from engine.backends.cpu import CPUBackend
+from engine.backends.native_cache import NativeKVCache
+from engine.backends.runners import Logits
+from engine.batch import Batch, Int32
+from engine.inbox import Reconfigure
+from engine.models.config import ModelConfig
+from engine.native.model import NativeModel
+from policies.base import Policy, RequestView, StepView
+from policies.fcfs import FCFS
+from support.built_in import BUILT_IN
+from support.engines import Harness, services
+from support.float_parity import Ask, Said, controls, said
+
+ROOM = 400
+"""Blocks in which nobody gives way."""
+
+
+class Chunked(FCFS):
+    """First come, first served, `size` prompt tokens at a time."""
+
+    def __init__(self, *, services: object, size: int) -> None:
+        super().__init__(services=services)  # type: ignore[arg-type]
+        self.size = size
+
+    def chunk(self, request: RequestView, start: int, most: int, step: StepView) -> int:
+        return min(most, self.size)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How requests are served together. blocks: of the pool; host_blocks: to offload to. twice:
+    again when all have ended, with what is cached. swapping: another policy every five steps."""
+
+    threads: int = 1
+    budget: int = 96
+    rows: int = 8
+    blocks: int = ROOM
+    host_blocks: int = 0
+    depth: int = 0
+    policy: Callable[..., Policy] = FCFS
+    twice: bool = False
+    swapping: bool = False
+
+
+def ways(tight: int) -> dict[str, Way]:
+    """By name. tight: blocks of a pool in which the requests get in each other's way."""
+    return {
+        "batched": Way(),
+        "batched, two threads": Way(threads=2),
+        "batched, depth one": Way(depth=1, rows=16),
+        **{f"chunks of {size}": Way(policy=partial(Chunked, size=size)) for size in (1, 7, 64)},
+        "preempted": Way(blocks=tight),
+        "preempted, two threads, depth one": Way(blocks=tight, threads=2, depth=1),
+        "offloaded": Way(blocks=tight, host_blocks=ROOM),
+        "cached": Way(twice=True),
+        **{f"under {name}": Way(policy=made, blocks=2 * tight) for name, made in BUILT_IN.items()},
+        "swapping policies": Way(swapping=True, blocks=tight),
+    }
+
+
+WAYS = list(ways(1))
+
+
+def random_asks(count: int, config: ModelConfig) -> list[Ask]:
+    """Prompts of 1 to 300 random tokens, some of which begin alike."""
+    rng = np.random.default_rng(count)
+    lengths = [1, 300, 17, 90, 2, 33, 64, 150, 16, 48, 5, 120]
+    common = rng.integers(0, config.vocab, 48).tolist()
+    prompts = [rng.integers(0, config.vocab, lengths[i % len(lengths)]) for i in range(count)]
+    for prompt in prompts[1::3]:
+        prompt[:48] = common[: len(prompt)]
+    return [Ask(p.tolist(), 16 + i % 9, controls(i)) for i, p in enumerate(prompts)]
+
+
+class Restaurant:
+    """One packed model, and a cache whose unwritten slots would show for each way of serving."""
+
+    def __init__(
+        self, model: NativeModel, config: ModelConfig, asks: list[Ask], tight: int, kv_dtype: str
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.asks = asks
+        self.ways = ways(tight)
+        self.kv_dtype = kv_dtype
+        self.alone = self._each_alone()
+        """What each request is answered that is served on its own."""
+
+    def serve(self, name: str) -> Iterator[list[Said]]:
+        """What the requests are answered, in each round; checks that the way was what it says."""
+        way = self.ways[name]
+        with self._house(way) as house:
+            for _ in range(1 + way.twice):
+                yield self._round(house, way.swapping, random.Random(name))
+            counters = house.scheduler.counters
+            assert house.scheduler.guard.saves.total() == 0
+            if name.startswith(("preempted", "offloaded", "swapping")):
+                assert counters.preemptions > 0
+            if way.host_blocks:
+                assert counters.restored_blocks > 0
+            assert (counters.cached_tokens > 0) >= way.twice
+
+    def _each_alone(self) -> list[Said]:
+        with self._house(Way(rows=1, budget=1000), cached=False) as house:
+            return [_answered(house, [ask])[0] for ask in self.asks]
+
+    def _round(self, house: Harness, swapping: bool, order: random.Random) -> list[Said]:
+        shuffled = order.sample(range(len(self.asks)), len(self.asks))
+        found = _answered(house, [self.asks[i] for i in shuffled], swapping=swapping)
+        return [each for _, each in sorted(zip(shuffled, found, strict=True), key=lambda it: it[0])]
+
+    @contextmanager
+    def _house(self, way: Way, *, cached: bool = True) -> Iterator[Harness]:
+        cache = NativeKVCache(self.config, way.blocks, self.kv_dtype, way.host_blocks)
+        for part in cache.parts:
+            part.fill_(torch.nan if part.is_floating_point() else -128)
+        before = torch.get_num_threads()
+        torch.set_num_threads(way.threads)
+        house = Harness(
+            backend=CPUBackend(_Runner(self.model, cache, way.threads)),
+            blocks=way.blocks,
+            budget=way.budget,
+            rows=way.rows,
+            depth=way.depth,
+            policy=way.policy,
+            prefix_cache=cached,
+        )
+        yield house
+        assert house.pool.free == way.blocks
+        torch.set_num_threads(before)
+
+
+def _answered(house: Harness, asks: list[Ask], *, swapping: bool = False) -> list[Said]:
+    """What they are answered that come at once, of three tenants and four priorities."""
+    requests = [
+        house.submit(ask.prompt, ask.max_tokens, ask.controls, tenant="abc"[i % 3], priority=i % 4)
+        for i, ask in enumerate(asks)
+    ]
+    policies = itertools.cycle(BUILT_IN.values())
+    for step in itertools.count():
+        if swapping and step % 5 == 0:
+            house.mail.append(Reconfigure(next(policies)(services=services())))
+        house.step()
+        if not house.scheduler.live and not house.scheduler.in_flight:
+            return [said(house, request) for request in requests]
+    raise AssertionError
+
+
+class _Runner:
+    """A model that others use too, over a cache of its own."""
+
+    def __init__(self, model: NativeModel, cache: NativeKVCache, threads: int) -> None:
+        self.cache = cache
+        self._model = model
+        self._threads = threads
+
+    def run(self, batch: Batch, token_ids: Int32) -> Logits:
+        return Logits(*self._model.step(batch, token_ids, self.cache.struct, self._threads))
+
+    def close(self) -> None:
+        pass
