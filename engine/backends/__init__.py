@@ -6,11 +6,16 @@ not compute with it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import Backend
+
+SPINS = 20_000
+"""How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
+the time between two steps. libgomp's own 300,000 would keep the event loop from its core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,9 @@ def load_on_cpu(
     calibration: a short text as token ids, for dtype int8; folder: where int8 weights are kept;
     weight_bits: how many they keep, 8 or 7; None for what products are exact with.
     """
+    # Read when torch is loaded (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+
     from engine.backends.cpu import create
     from engine.backends.quantised_files import Calibration
     from engine.models.files import read_config
