@@ -29,6 +29,7 @@ from engine.outputs import (
     FinishReason,
     Handover,
     Inspection,
+    Look,
     Output,
     Stats,
 )
@@ -358,9 +359,9 @@ class Bridge:
 
     # ---------------------------------------------------------------- outputs
 
-    def emit(self, outputs: Sequence[Output], stats: Stats) -> None:
+    def emit(self, outputs: Sequence[Output], look: Look) -> None:
         """Hand a step's outputs over. Called on the engine thread; never blocks, never raises."""
-        self._outbox.append((outputs, stats))
+        self._outbox.append((outputs, look()))
         if not self._wake_up_posted and self._loop is not None:
             self._wake_up_posted = True
             try:

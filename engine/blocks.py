@@ -69,14 +69,22 @@ class BlockPool:
 
     def take(self) -> int:
         """A block with unknown content, now with one owner."""
-        if self._free:
-            block = self._free.pop()
-        elif self._cached:
-            block = self._evict()
-        else:
-            raise OutOfBlocks(f"all {self.total} blocks are owned")
-        self._references[block] = 1
-        return block
+        return self.take_all(1)[0]
+
+    def take_all(self, count: int) -> list[int]:
+        """So many blocks with unknown content, in the order in which `take` would give them."""
+        free, references = self._free, self._references
+        blocks: list[int] = []
+        for _ in range(count):
+            if free:
+                block = free.pop()
+            elif self._cached:
+                block = self._evict()
+            else:
+                raise OutOfBlocks(f"all {self.total} blocks are owned")
+            references[block] = 1
+            blocks.append(block)
+        return blocks
 
     def share(self, block: int) -> None:
         """One more owner for a block that has one, or the first one for a cached block."""
@@ -88,12 +96,19 @@ class BlockPool:
 
     def give(self, block: int) -> None:
         """One owner fewer; after the last one the block is cached, or free if it has no key."""
-        count = self._references[block] - 1
-        if count < 0:
-            raise ValueError(f"block {block} is free already")
-        self._references[block] = count
-        if count == 0:
-            if self._keys[block] is None:
+        self.give_all((block,))
+
+    def give_all(self, blocks: Iterable[int]) -> None:
+        """One owner fewer for each of the blocks, one after the other."""
+        references, keys = self._references, self._keys
+        for block in blocks:
+            count = references[block] - 1
+            if count < 0:
+                raise ValueError(f"block {block} is free already")
+            references[block] = count
+            if count:
+                continue
+            if keys[block] is None:
                 self._free.append(block)
             else:
                 self._given += 1
@@ -124,7 +139,8 @@ class BlockPool:
             raise ValueError(f"block {block} has another key already")
         self._keys[block] = key
         self._known[key] = block
-        self._tell(key, True)
+        if self.on_change is not None:
+            self.on_change(key, True)
         return True
 
     def find(self, key: bytes) -> int | None:
@@ -152,14 +168,17 @@ class BlockPool:
         keys = [self._forget(block) for block in list(self._known.values())]
         self._free.extend(self._cached)
         self._cached.clear()
-        for key in keys:
-            self._tell(key, False)
+        if self.on_change is not None:
+            for key in keys:
+                self.on_change(key, False)
 
     def _evict(self) -> int:
         """The least recently used cached block, now unknown."""
         block, _ = self._cached.popitem(last=False)
         self.evictions += 1
-        self._tell(self._forget(block), False)
+        key = self._forget(block)
+        if self.on_change is not None:
+            self.on_change(key, False)
         return block
 
     def _forget(self, block: int) -> bytes:
@@ -169,10 +188,6 @@ class BlockPool:
         self._keys[block] = None
         del self._known[key]
         return key
-
-    def _tell(self, key: bytes, known: bool) -> None:
-        if self.on_change is not None:
-            self.on_change(key, known)
 
     # --------------------------------------------------------------- checks
 

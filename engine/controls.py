@@ -120,9 +120,11 @@ class Candidate:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
     """What a backend returns for a batch: one entry for each of its `sample_rows`, in order.
+
+    Made in each step, hence not frozen.
 
     candidates: by place among the sample rows, those of the rows whose controls ask for `beams`,
     best first. Forbidden tokens are never among them.

@@ -167,7 +167,8 @@ class Guard:
 
         Whoever waits must then be queued anew.
         """
-        self._judge_cpu_time(step)
+        if self._cpu_s or self._overruns:
+            self._judge_cpu_time(step)
         self._step = step
         if self._fallback_until is not None and step >= self._fallback_until:
             self._fallback_until = None

@@ -123,7 +123,7 @@ class HostMemory:
                 self._moves.restore(host, places[host], sequence.request)
                 copied += 1
             sequence.table.append(places[host])
-        sequence.computed = sequence.stored
+        sequence.begin_at(sequence.stored)
         sequence.shares_tail = shares
         return copied
 

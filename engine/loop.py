@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from engine.backends.base import Backend
 from engine.clock import Clock
 from engine.cost import LearningCost
 from engine.errors import RowFault
 from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
-from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Stats
+from engine.outputs import Failure, FailureKind, Finish, FinishReason, Look, Output
 from engine.plan import Flight, Plan
 from engine.scheduler import Scheduler
 
-Emit = Callable[[Sequence[Output], Stats], None]
-"""Called once a step on the engine thread; must neither block nor raise."""
+Emit = Callable[[Sequence[Output], Look], None]
+"""Called once a step on the engine thread, with a look at the whole for who wants one; must neither
+block nor raise."""
 
 log = logging.getLogger("octavo.engine")
 
@@ -67,19 +69,16 @@ class Engine:
             return None
         return max(0.001, min(LULL, self.scheduler.wake_in(self.clock.now())))
 
-    @property
-    def _full(self) -> bool:
-        """Whether as many steps are in flight as may be, and one more."""
-        return len(self._flights) > self.depth
-
     def step(self, messages: Iterable[Message]) -> bool:
         """Take the mail in and do one step. False if there was nothing to compute."""
         news = self._receive(messages)
+        flights = self._flights
         plan = self.scheduler.schedule(self.clock.now())
         if plan.rows:
             self._launch(plan)
-        self._computed = plan.rows > 0 or bool(self._flights)
-        while self._flights and (self._full or not plan.rows or self._flights[-1].fault):
+        self._computed = bool(flights)
+        most = self.depth if plan.rows else 0
+        while flights and (len(flights) > most or flights[-1].fault):
             self._land()
         self._emit(news)
         return self._computed
@@ -102,7 +101,8 @@ class Engine:
         refused = [
             Output(s.id, i, now, finish=finish) for s in [*unread, *late] for i in range(s.n)
         ]
-        self.emit([*self.scheduler.take_outputs(), *refused], self.scheduler.stats(now))
+        look = partial(self.scheduler.stats, now)
+        self.emit([*self.scheduler.take_outputs(), *refused], look)
 
     def _receive(self, messages: Iterable[Message]) -> bool:
         """Take the mail in. False if there was none."""
@@ -202,10 +202,12 @@ class Engine:
         now = self.clock.now()
         seconds = now - max(flight.started, self._landed_at)
         self._landed_at = now
-        shape = flight.batch.shape
-        moved = len(flight.batch.offloads) + len(flight.batch.restores)
-        predicted = self.cost.of(shape) + moved * self.backend.move_seconds
-        if flight.fault is None and not moved:
+        batch, shape = flight.batch, flight.batch.shape
+        moved = len(batch.offloads) + len(batch.restores)
+        predicted = self.cost.of(shape)
+        if moved:
+            predicted += moved * self.backend.move_seconds
+        elif flight.fault is None:
             self.cost.observe(shape, seconds)
         self.scheduler.step_done(predicted, seconds)
         self._last = (flight.plan, seconds)
@@ -216,4 +218,4 @@ class Engine:
         last, self._last = self._last, None
         if outputs or last is not None or news:
             plan, seconds = last or (None, 0.0)
-            self.emit(outputs, self.scheduler.stats(self.clock.now(), plan, seconds))
+            self.emit(outputs, partial(self.scheduler.stats, self.clock.now(), plan, seconds))

@@ -43,7 +43,8 @@ class KVMemory:
 
     def needs(self, sequence: Sequence, count: int) -> int:
         """Blocks to take before `count` more tokens can be written."""
-        return self._lacks(sequence, sequence.reached + count) + self._copies(sequence)
+        lacks = self._lacks(sequence, sequence.reached + count)
+        return lacks + self._copies(sequence) if sequence.shares_tail else lacks
 
     def room(self, sequence: Sequence) -> int:
         """Tokens by which the sequence could grow with the blocks that are free now."""
@@ -57,6 +58,12 @@ class KVMemory:
 
         The first write to a block with another owner, or under a key, goes to a copy of it.
         """
+        if sequence.shares_tail:
+            self._part_tail(sequence)
+        self._hold(sequence, sequence.reached + count)
+
+    def _part_tail(self, sequence: Sequence) -> None:
+        """Have the block that the next token goes to for the sequence alone."""
         table = sequence.table
         if self._copies(sequence):
             place = sequence.reached // BLOCK
@@ -64,7 +71,6 @@ class KVMemory:
             self.moves.copy(shared, table[place], sequence.request)
             self.moves.give(shared)
         sequence.shares_tail = False
-        self._hold(sequence, sequence.reached + count)
 
     def hold(self, request: Request) -> None:
         """Let a request that was admitted have the blocks that it holds from the start."""
@@ -73,12 +79,14 @@ class KVMemory:
 
     def _lacks(self, sequence: Sequence, tokens: int) -> int:
         """Blocks to take so that a running sequence holds what it has to with so many tokens."""
-        return max(0, self.allocation.blocks(sequence, tokens) - len(sequence.table))
+        lacks = self.allocation.blocks(sequence, tokens) - len(sequence.table)
+        return lacks if lacks > 0 else 0
 
     def _hold(self, sequence: Sequence, tokens: int) -> None:
         """Take what it lacks; it must be free."""
-        for _ in range(self._lacks(sequence, tokens)):
-            sequence.table.append(self.pool.take())
+        lacks = self._lacks(sequence, tokens)
+        if lacks:
+            sequence.table.extend(self.pool.take_all(lacks))
 
     def _copies(self, sequence: Sequence) -> int:
         """1 if the block that the next token goes to must be copied before, else 0."""
@@ -116,7 +124,7 @@ class KVMemory:
         for block in blocks:
             self.pool.share(block)
         sequence.table.extend(blocks)
-        sequence.computed = len(blocks) * BLOCK
+        sequence.begin_at(len(blocks) * BLOCK)
         sequence.published = len(blocks)
 
     def fork(self, sequence: Sequence, source: Sequence) -> None:
@@ -127,7 +135,7 @@ class KVMemory:
         """
         tokens = self.fork_tokens(sequence)
         blocks = source.table[: blocks_for(tokens)]
-        sequence.computed = tokens
+        sequence.begin_at(tokens)
         if not self.allocation.shares:
             for theirs, own in zip(blocks, sequence.table, strict=False):
                 self.moves.copy(theirs, own, sequence.request)
@@ -147,7 +155,8 @@ class KVMemory:
             self.pool.share(block)
         sequence.table.extend(source.table)
         sequence.tokens = source.tokens.copy()
-        sequence.computed = sequence.prefill_end = source.computed
+        sequence.begin_at(source.computed)
+        sequence.prefill_end = source.computed
         sequence.published = source.published
         if source.chain is not None:
             sequence.chain = source.chain.fork()
@@ -174,8 +183,9 @@ class KVMemory:
         full = sequence.computed // BLOCK
         if full > len(chain.keys):
             chain.grow(sequence.tokens)
+        table, keys, publish = sequence.table, chain.keys, self.pool.publish
         for place in range(sequence.published, full):
-            self.pool.publish(sequence.table[place], chain.keys[place])
+            publish(table[place], keys[place])
         sequence.published = full
 
     def _chain(self, sequence: Sequence) -> KeyChain:
@@ -189,13 +199,12 @@ class KVMemory:
 
     def release(self, sequence: Sequence) -> None:
         """Take everything from a sequence, last block first, so that a prefix outlives its tail."""
-        in_flight = sequence.in_flight > 0
-        while sequence.table:
-            block = sequence.table.pop()
-            if in_flight:
-                self.limbo.append(block)
-            else:
-                self.moves.give(block)
+        blocks = sequence.table[::-1]
+        del sequence.table[:]
+        if sequence.in_flight > 0:
+            self.limbo.extend(blocks)
+        else:
+            self.moves.give_all(blocks)
         sequence.forget()
 
     def restart(self, sequence: Sequence) -> None:
@@ -211,9 +220,9 @@ class KVMemory:
 
     def give(self, blocks: list[int]) -> None:
         """Blocks of a step that has landed are free again."""
-        for block in blocks:
-            self.moves.give(block)
-        blocks.clear()
+        if blocks:
+            self.moves.give_all(blocks)
+            blocks.clear()
 
     # ---------------------------------------------------------------- asking
 

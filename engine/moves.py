@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from engine.blocks import BlockPool
 from engine.request import Request
@@ -21,6 +24,9 @@ class Launched:
     restores: Pairs
     copies: Pairs
     requests: tuple[Request, ...]
+
+
+NOTHING_MOVED: Final = Launched((), (), (), ())
 
 
 class Moves:
@@ -42,6 +48,7 @@ class Moves:
         self._offloads: dict[int, int] = {}
         self._restores: dict[int, int] = {}
         self._copies: dict[int, int] = {}
+        self._copied: Counter[int] = Counter()  # how many copies read each source
         self._requests: dict[Request, None] = {}
 
     def copy(self, source: int, destination: int, request: Request) -> None:
@@ -49,6 +56,7 @@ class Moves:
         source = self._copies.get(source, source)
         self._pool.share(source)
         self._copies[destination] = source
+        self._copied[source] += 1
         self._requests[request] = None
 
     def offload(self, source: int, host: int, request: Request) -> None:
@@ -70,7 +78,7 @@ class Moves:
 
     def owners(self, block: int) -> int:
         """Who owns a block, apart from copies that read it before the step writes."""
-        return self._pool.references(block) - sum(s == block for s in self._copies.values())
+        return self._pool.references(block) - self._copied[block]
 
     def give(self, block: int) -> None:
         """Give a block back to the pool; after the last owner it needs no content."""
@@ -78,9 +86,18 @@ class Moves:
         if (self._copies or self._restores) and not self._pool.references(block):
             source, host = self._copies.pop(block, None), self._restores.pop(block, None)
             if source is not None:
+                self._copied[source] -= 1
                 self.give(source)
             if host is not None:
                 self.give_host(host)
+
+    def give_all(self, blocks: Iterable[int]) -> None:
+        """Give blocks back, one after the other."""
+        if not (self._copies or self._restores):
+            self._pool.give_all(blocks)
+            return
+        for block in blocks:
+            self.give(block)
 
     def give_host(self, host: int) -> None:
         """Give a host block back; after the last owner it needs no content."""
@@ -91,9 +108,11 @@ class Moves:
 
     def launch(self) -> Launched:
         """Hand all moves to a step; what they read serves others from the next plan on."""
+        if not self._requests:
+            return NOTHING_MOVED
         offloads, restores, copies = self._offloads, self._restores, self._copies
         requests, self._requests = tuple(self._requests), {}
-        self._offloads, self._restores, self._copies = {}, {}, {}
+        self._offloads, self._restores, self._copies, self._copied = {}, {}, {}, Counter()
         for host in restores.values():
             self.give_host(host)
         for source in copies.values():

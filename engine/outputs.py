@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
@@ -137,6 +138,10 @@ class Stats:
     forced_admissions: int = 0
     policy_faults: int = 0
     counters: Counters = field(default_factory=Counters)
+
+
+Look = Callable[[], Stats]
+"""Makes a snapshot of the engine. Only on its thread, and only while it hands a step over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress
+from operator import add
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from engine.batch import BLOCK, Batch, Int32, Row
+from engine.batch import BLOCK, Batch, Int32, Rows
 from engine.blocks import blocks_for
 from engine.controls import SampleRow, ScoredRow
 from engine.moves import Launched
@@ -22,6 +24,17 @@ class Plan:
     gave_way: requests that were preempted for it. forced: whether somebody got more than the policy
     wanted, because progress was owed (E13).
     """
+
+    __slots__ = (
+        "_grants",
+        "budget",
+        "forced",
+        "gave_way",
+        "now",
+        "prompt_tokens",
+        "step",
+        "tokens",
+    )
 
     def __init__(self, step: int, now: float, budget: int) -> None:
         self.step = step
@@ -54,23 +67,57 @@ class Plan:
 
     def grant(self, sequence: Sequence, count: int) -> None:
         """`count` tokens of the sequence will be computed."""
-        sequence.scheduled = count
         self._grants[sequence] = count
         self.tokens += count
+
+    def grant_one_each(self, sequences: list[Sequence]) -> None:
+        """The next token of each sequence will be computed."""
+        self._grants.update(dict.fromkeys(sequences, 1))
+        self.tokens += len(sequences)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take a grant back, if there is one."""
         self.tokens -= self._grants.pop(sequence, 0)
-        sequence.scheduled = 0
 
-    def ordered(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Sequences that get one token, and those that get more, as granted.
+    def ordered(self) -> tuple[list[Sequence], list[int]]:
+        """Who gets tokens, and how many: first who gets one, then who gets more, each as granted.
 
         GPU attention runs the two groups through different kernels and wants each contiguous.
         """
-        decodes = [sequence for sequence, count in self._grants.items() if count == 1]
-        chunks = [sequence for sequence, count in self._grants.items() if count != 1]
-        return decodes, chunks
+        grants = self._grants
+        if self.tokens == len(grants):
+            return list(grants), [1] * len(grants)
+        ones = [sequence for sequence, count in grants.items() if count == 1]
+        more = {sequence: count for sequence, count in grants.items() if count != 1}
+        return [*ones, *more], [1] * len(ones) + list(more.values())
+
+
+class Sampling(Collection[SampleRow]):
+    """The rows of a step that sample. A `SampleRow` is made when somebody looks at it: not all
+    backends do.
+
+    sequences, tokens: of the rows that sample; tokens is what the row looks back on.
+    """
+
+    __slots__ = ("_rows", "_sequences", "_tokens")
+
+    def __init__(self, rows: Rows, sequences: list[Sequence], tokens: list[list[int]]) -> None:
+        self._rows = rows
+        self._sequences = sequences
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, row: object) -> bool:
+        return any(row == each for each in self)
+
+    def __iter__(self) -> Iterator[SampleRow]:
+        rows = self._rows
+        ends = compress(map(add, rows.starts, rows.counts), rows.samples)
+        for sequence, end, tokens in zip(self._sequences, ends, self._tokens, strict=True):
+            request = sequence.request
+            yield SampleRow(request.controls, sequence.index, end, tokens, request.prompt_length)
 
 
 @dataclass(slots=True)
@@ -85,7 +132,7 @@ class Flight:
     sequences: list[Sequence]
     epochs: list[int]
     batch: Batch
-    sampling: list[SampleRow]
+    sampling: Sampling
     moved: tuple[Request, ...]
     limbo: list[int]
     ticket: int | None = None
@@ -98,62 +145,48 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
 
     packed: whether the batch has arrays, or rows only.
     """
-    decodes, chunks = plan.ordered()
-    sequences = decodes + chunks
-    rows: list[Row] = []
-    sampling: list[SampleRow] = []
-    sampled: list[Sequence] = []
-    scored: list[ScoredRow] = []
-    for sequence in sequences:
-        request, count = sequence.request, sequence.scheduled
-        start = sequence.computed + sequence.in_flight
-        end = start + count
-        samples = end == len(sequence.tokens) + sequence.pending  # the last that will be known
-        rows.append(Row(request.id, sequence.index, start, count, samples))
-        if samples:
+    sequences, counts = plan.ordered()
+    starts = [sequence.reached for sequence in sequences]
+    samples = [True] * len(sequences)
+    known: list[list[int]] = []
+    for place, sequence in enumerate(sequences):
+        tokens = sequence.tokens
+        end = sequence.reached = starts[place] + counts[place]
+        if end == len(tokens) + sequence.pending:  # the last that will be known
             sequence.pending += 1
-            sampled.append(sequence)
-            sampling.append(
-                SampleRow(
-                    request.controls, sequence.index, end, sequence.tokens, request.prompt_length
-                )
-            )
-        if request.unscored and sequence.index == 0:
-            scored += _scored(request, len(rows) - 1, start, end)
-        sequence.in_flight += count
-        sequence.scheduled = 0
-    arrays = _Arrays.of(decodes, chunks, rows, scored).packed() if packed else _NO_ARRAYS
+            known.append(tokens)
+        else:
+            samples[place] = False
+    sampled = list(compress(sequences, samples))
+    rows = Rows([sequence.name for sequence in sequences], starts, counts, samples)
+    scored = _scored(sequences, rows) if plan.prompt_tokens else ()
+    arrays = _Arrays.of(sequences, rows, scored).packed() if packed else _NO_ARRAYS
     for place, sequence in enumerate(sampled):  # until now it says where the step before samples
         sequence.sample_row = place
-    return Flight(
-        plan=plan,
-        sequences=sequences,
-        epochs=[sequence.epoch for sequence in sequences],
-        batch=Batch(
-            plan.step,
-            tuple(rows),
-            *arrays,
-            scored=tuple(scored),
-            copies=moves.copies,
-            offloads=moves.offloads,
-            restores=moves.restores,
-        ),
-        sampling=sampling,
-        moved=moves.requests,
-        limbo=[],
-    )
+    batch = Batch(plan.step, rows, *arrays, scored, moves.copies, moves.offloads, moves.restores)
+    epochs = [sequence.epoch for sequence in sequences]
+    sampling = Sampling(rows, sampled, known)
+    return Flight(plan, sequences, epochs, batch, sampling, moves.requests, [])
 
 
-def _scored(request: Request, number: int, start: int, end: int) -> list[ScoredRow]:
-    """Which tokens of a row say how likely the next ones of its prompt are, if any do.
+def _scored(sequences: list[Sequence], rows: Rows) -> tuple[ScoredRow, ...]:
+    """Which tokens of a step say how likely the next ones of prompts are, if any do.
 
-    Those that have been scored are left out: after a preemption they are computed again.
+    The first sequence computes the prompt. Tokens that have been scored are left out: after a
+    preemption they are computed again.
     """
-    alternatives = request.controls.prompt_logprobs
-    assert alternatives is not None, "the prompt is not to be scored"
-    first = max(start, len(request.prompt_logprobs))
-    targets = request.submission.prompt[first + 1 : end + 1]
-    return [ScoredRow(number, first - start, targets, alternatives)] if targets else []
+    scored: list[ScoredRow] = []
+    for number, sequence in enumerate(sequences):
+        request = sequence.request
+        alternatives = request.controls.prompt_logprobs
+        if not request.unscored or sequence.index or alternatives is None:
+            continue
+        start = rows.starts[number]
+        first = max(start, len(request.prompt_logprobs))
+        targets = request.submission.prompt[first + 1 : start + rows.counts[number] + 1]
+        if targets:
+            scored.append(ScoredRow(number, first - start, targets, alternatives))
+    return tuple(scored)
 
 
 _Packed: TypeAlias = tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32, Int32]
@@ -178,29 +211,26 @@ class _Arrays:
         self.logit_rows = array("i")
 
     @classmethod
-    def of(
-        cls,
-        decodes: list[Sequence],
-        chunks: list[Sequence],
-        rows: list[Row],
-        scored: list[ScoredRow],
-    ) -> _Arrays:
-        """The arrays of a batch whose `rows` are those of `decodes`, then those of `chunks`."""
+    def of(cls, sequences: list[Sequence], rows: Rows, scored: Iterable[ScoredRow]) -> _Arrays:
+        """The arrays of a batch with these rows of these sequences, those of one token first."""
         arrays = cls()
-        arrays.add_decodes(decodes, rows)
-        for sequence, row in zip(chunks, rows[len(decodes) :], strict=True):
-            arrays.add_chunk(sequence, row)
+        decodes = rows.counts.count(1)
+        arrays.add_decodes(sequences[:decodes], rows)
+        for place in range(decodes, len(sequences)):
+            start, samples = rows.starts[place], rows.samples[place]
+            end = start + rows.counts[place]
+            arrays.add_chunk(sequences[place], start, end, samples=samples)
         for each in scored:
             first = arrays.qo_indptr[each.row] + each.first
             arrays.logit_rows.extend(range(first, first + len(each.targets)))
         return arrays
 
-    def add_decodes(self, sequences: list[Sequence], rows: list[Row]) -> None:
+    def add_decodes(self, sequences: list[Sequence], rows: Rows) -> None:
         """Rows of one token, all at once: most rows of most steps. They come first.
 
         rows: those of the sequences, and maybe more.
         """
-        starts = [row.start for _, row in zip(sequences, rows, strict=False)]
+        starts = rows.starts[: len(sequences)]
         both = list(zip(sequences, starts, strict=True))
         # A token still in flight is written as -1 - (the row that samples it).
         self.token_ids.extend(
@@ -214,17 +244,16 @@ class _Arrays:
         for sequence, position in both:
             indices.extend(sequence.table[: position // BLOCK + 1])
             indptr.append(len(indices))
-        sampled = [number for number in range(len(sequences)) if rows[number].samples]
+        sampled = list(compress(range(len(sequences)), rows.samples))
         self.sample_rows.extend(sampled)
         self.logit_rows.extend(sampled)
 
-    def add_chunk(self, sequence: Sequence, row: Row) -> None:
+    def add_chunk(self, sequence: Sequence, start: int, end: int, *, samples: bool) -> None:
         """A row of several tokens."""
-        start, end = row.start, row.start + row.count
         table = sequence.table
-        if row.samples:
+        if samples:
             self.sample_rows.append(len(self.last_page_len))
-            self.logit_rows.append(len(self.token_ids) + row.count - 1)
+            self.logit_rows.append(len(self.token_ids) + end - start - 1)
         self.token_ids.extend(sequence.tokens[start:end])
         self.positions.extend(range(start, end))
         self.slots.extend([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)])

@@ -40,33 +40,58 @@ class Planner:
         self.relief = Relief(self.memory, roster.host, relief, self.limits.step_tokens)
         self.window = ProgressWindow(self.guard.settings.window, self.limits.step_tokens)
         self.hold_until = math.inf
+        budget = self.limits.step_tokens
+        self._everything = Share(budget, budget, budget)
+        self._served: list[tuple[int, int]] = []
+        self._entry: list[int] = []
 
     def plan(self, number: int, now: float, *, busy: bool) -> Plan:
         """Decide what step `number` computes. An empty plan: there is nothing to do now.
 
         busy: another step is in flight, so that an empty one would not be time lost.
         """
-        roster, budget = self.roster, self.limits.step_tokens
-        plan = Plan(number, now, budget)
+        plan = Plan(number, now, self.limits.step_tokens)
         self.hold_until = math.inf
-        if not roster.requests:
+        if not self.roster.requests:
             return plan
-        step = StepProxy(roster, number, now)
-        share = self.guard.share(step)
-        owed = self._owed(number, share)
-        plan.forced = owed.exceeds(share) or (owed.decodes > 0 and self.guard.may_skip_decodes)
+        step = StepProxy(self.roster, number, now) if self._policy_has_a_say() else None
+        if step is None:
+            share, owed = self._everything, NOTHING
+            self.window.no_prompts()
+        else:
+            share = self.guard.share(step)
+            owed = self._owed(number, share)
+            may_skip = self.guard.may_skip_decodes
+            plan.forced = owed.exceeds(share) or (owed.decodes > 0 and may_skip)
         self._grant_decodes(plan, share, owed, step)
-        self._grant_prompts(plan, share, owed, step)
-        if not plan.rows and not busy:
-            # Whatever the policy wants: no empty step while somebody could run.
-            everything = Share(budget, budget, budget)
-            self._grant_decodes(plan, everything, Owed(len(roster.decoding), 0), step)
-            self._grant_prompts(plan, everything, Owed(0, budget), step)
-            if plan.tokens:
-                self.guard.save("idle", "share", share)
+        if step is not None or plan.gave_way or not (plan.tokens or busy):
+            step = step or StepProxy(self.roster, number, now)
+            self._grant_prompts(plan, share, owed, step)
+            if not plan.tokens and not busy:
+                self._plan_anything(plan, share, step)
         self.guard.forced_progress += plan.forced
-        self.window.granted(number, plan.prompt_tokens)
+        if plan.prompt_tokens:
+            self.window.granted(number, plan.prompt_tokens)
         return plan
+
+    def _policy_has_a_say(self) -> bool:
+        """Whether the step is anything but a token for each running decode: most are not."""
+        roster, guard = self.roster, self.guard
+        return bool(
+            roster.prefilling
+            or len(roster.requests) > len(roster.running)
+            or guard.splits
+            or guard.may_skip_decodes
+            or len(roster.decoding) > self.limits.step_tokens
+        )
+
+    def _plan_anything(self, plan: Plan, share: Share, step: StepProxy) -> None:
+        """Whatever the policy wants, as `share`: no empty step while somebody could run."""
+        everybody = Owed(len(self.roster.decoding), 0)
+        self._grant_decodes(plan, self._everything, everybody, step)
+        self._grant_prompts(plan, self._everything, Owed(0, plan.budget), step)
+        if plan.tokens:
+            self.guard.save("idle", "share", share)
 
     def _owed(self, number: int, share: Share) -> Owed:
         """What the step owes; nothing where everybody is served anyway."""
@@ -94,46 +119,55 @@ class Planner:
 
     # ---------------------------------------------------------------- grants
 
-    def _grant_decodes(self, plan: Plan, share: Share, owed: Owed, step: StepProxy) -> None:
+    def _grant_decodes(self, plan: Plan, share: Share, owed: Owed, step: StepProxy | None) -> None:
         """One token for each running decode, least recently served first.
 
         Those the step owes a token come first in that order, and get it whatever the policy says.
+        step: None if it has nothing to say.
         """
-        decoding = self.roster.decoding
+        decoding, step_number, gave_way = self.roster.decoding, plan.step, plan.gave_way
         wanted = max(min(share.decode, plan.budget - owed.prompt_tokens), owed.decodes)
         limit = min(wanted, plan.budget)
+        scarce = limit < len(decoding)
         may_skip = self.guard.may_skip_decodes
         served: list[Sequence] = []
         for place, sequence in enumerate(list(decoding)):
-            if len(served) >= limit:
+            if scarce and len(served) >= limit:
                 break
-            if plan.gave_way and sequence not in decoding:
+            if gave_way and sequence not in decoding:
                 continue  # gave way to an earlier one
-            position = sequence.computed + sequence.in_flight
             if sequence.pending and sequence.remaining < 1:
                 continue  # all its tokens are in flight
             may_wait = may_skip and place >= owed.decodes
-            if may_wait and self.guard.may_wait(sequence.request.view, step):
+            if may_wait and step and self.guard.may_wait(sequence.request.view, step):
                 continue
-            inside = position < BLOCK * len(sequence.table) and not sequence.shares_tail
+            inside = sequence.reached % BLOCK and not sequence.shares_tail
             if inside or self._grow(sequence, 1, plan):
-                plan.grant(sequence, 1)
-                sequence.last_served = plan.step
+                sequence.last_served = step_number
                 served.append(sequence)
         if not served:
             return
-        if self.roster.log is not no_log:
-            self.roster.log("decode", [n for s in served for n in (s.request.id, s.index)])
+        self._log_decodes(served)
+        plan.grant_one_each([s for s in served if s in decoding] if gave_way else served)
         if len(served) < len(decoding):
             for sequence in served:
                 if sequence in plan:
                     del decoding[sequence]
                     decoding[sequence] = None
 
+    def _log_decodes(self, served: list[Sequence]) -> None:
+        """Say who decodes. Mostly they are those of the step before, and so are their names."""
+        if self.roster.log is no_log:
+            return
+        names = [sequence.name for sequence in served]
+        if names != self._served:
+            self._served, self._entry = names, [part for name in names for part in name]
+        self.roster.log("decode", self._entry)
+
     def _grant_prompts(self, plan: Plan, share: Share, owed: Owed, step: StepProxy) -> None:
         """Prompt work, one at a time, smallest rank first: running prompts and the picked head."""
         if not self.roster.prefilling and not self.roster.waiting.requests:
-            return  # as in most steps that decode
+            return
         limit = max(share.prompt, owed.prompt_tokens)
         running = deque(sorted(self.roster.prefilling, key=self._rank))
         door = Admission(self, plan, step)

@@ -35,6 +35,7 @@ KEY_BYTES = 16
 _ROOT = hashlib.blake2b(digest_size=KEY_BYTES, person=b"octavo root")
 _BLOCK = hashlib.blake2b(digest_size=KEY_BYTES, person=b"octavo block")
 _TOKEN_BYTES = 4
+_BLOCK_TOKENS = struct.Struct(f"<{BLOCK}i")
 
 
 def salt_of(*parts: str) -> bytes:
@@ -60,7 +61,7 @@ def extend(parent: bytes, tokens: Sequence[int]) -> bytes:
     """
     if len(tokens) != BLOCK:
         raise ValueError(f"a key names {BLOCK} tokens, not {len(tokens)}")
-    return _extend(parent, _packed(tokens))
+    return _extend(parent, _BLOCK_TOKENS.pack(*tokens))
 
 
 def block_keys(tokens: Sequence[int], salt: bytes) -> list[bytes]:

@@ -29,10 +29,9 @@ def replay(engine: Engine, clock: VirtualClock, submissions: Iterable[Submission
             following = next(coming, None)
             if following is not None and following.arrival < mail[-1].arrival:
                 raise ValueError(f"request {following.id} arrives before request {mail[-1].id}")
-        engine.step(mail)
-        patience = engine.patience
-        if patience == 0:
+        if engine.step(mail):
             continue
+        patience = engine.patience
         if patience is None and following is None:
             return
         wake = math.inf if patience is None else clock.now() + patience

@@ -14,7 +14,7 @@ from engine.controls import TokenLogprobs
 from engine.inbox import Submission
 from engine.prefix import KeyChain
 from engine.read_only import OnWrite, ReadOnly, unheard
-from policies.base import Phase
+from policies.base import Phase, Service
 
 if TYPE_CHECKING:
     from engine.memory import KVMemory
@@ -26,9 +26,10 @@ class Sequence:
         tokens   p p p p p p p p p g g g ?        prompt, generated, pending
                  |-computed-|
                             |-in flight-|
-                                        |-scheduled-|
+        |----------------reached----------------|
 
-    in_flight: tokens that a backend computes now; scheduled: what the plan being made grants.
+    name: the request's id and the sequence's index, by which rows and decisions know it.
+    reached: tokens whose KV is in the cache, or will be when what is in flight has landed.
     pending: sampled tokens that are not known yet (rows in flight that sample).
     table: the blocks that hold it, in order. prefill_end: tokens known when it was (re)admitted;
     until they are computed its rows are prompt work, afterwards it decodes.
@@ -46,16 +47,16 @@ class Sequence:
         "done",
         "epoch",
         "host",
-        "in_flight",
         "index",
         "last_served",
+        "name",
         "peak",
         "pending",
         "prefill_end",
         "published",
+        "reached",
         "request",
         "sample_row",
-        "scheduled",
         "shares_tail",
         "stored",
         "table",
@@ -65,10 +66,10 @@ class Sequence:
     def __init__(self, request: Request, index: int) -> None:
         self.request = request
         self.index = index
+        self.name = (request.id, index)
         self.tokens = list(request.submission.prompt)
         self.computed = 0
-        self.in_flight = 0
-        self.scheduled = 0
+        self.reached = 0
         self.pending = 0
         self.epoch = 0
         self.sample_row = -1
@@ -85,18 +86,18 @@ class Sequence:
         self.beam: Beam | None = None
 
     @property
-    def reached(self) -> int:
-        """Tokens whose KV is in the cache, or will be when what is in flight has landed."""
-        return self.computed + self.in_flight
+    def in_flight(self) -> int:
+        """Tokens that a backend computes now."""
+        return self.reached - self.computed
 
     @property
     def remaining(self) -> int:
         """Tokens that the next step could compute; the last one generated needs no KV."""
         if self.pending:
-            if self.generated + self.pending >= self.request.submission.max_tokens:
+            if len(self.tokens) + self.pending >= self.request.most_tokens:
                 return 0
-            return len(self.tokens) + self.pending - self.computed - self.in_flight
-        return len(self.tokens) - self.computed - self.in_flight
+            return len(self.tokens) + self.pending - self.reached
+        return len(self.tokens) - self.reached
 
     @property
     def generated(self) -> int:
@@ -104,18 +105,22 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        return self.computed + self.in_flight >= self.prefill_end
+        return self.reached >= self.prefill_end
 
     def blocks_missing(self, tokens: int) -> int:
         """Blocks to add to the table so that it holds `tokens` tokens."""
         return max(0, blocks_for(tokens) - len(self.table))
+
+    def begin_at(self, tokens: int) -> None:
+        """Have the KV of so many tokens, and nothing in flight."""
+        self.computed = self.reached = tokens
 
     def forget(self) -> None:
         """Give up what was computed; the blocks are the caller's business.
 
         Tokens that are being sampled stay pending: they are right, and come when they come.
         """
-        self.computed = self.in_flight = self.scheduled = 0
+        self.begin_at(0)
         self.epoch += 1
         self.published = 0
         self.shares_tail = False
@@ -130,6 +135,8 @@ class Request:
     queued_at: how many admissions there were when it began to wait, for the first time or again.
     lost: computed tokens that preemption has cost it. passed: how many requests were admitted past
     it because it did not fit (`Policy.backfill`).
+    service: the book of its tenant, where its generated tokens are counted.
+    most_tokens: of a sequence that ends by length, the prompt included.
     prompt_logprobs: of the prompt's tokens but the first, as far as they have been scored;
     unscored: some still are to be. Then it takes nothing from the prefix cache.
     search: what its beam search has found so far, if it is one. Then `sequences` are the beams that
@@ -144,6 +151,7 @@ class Request:
         "id",
         "last_token_at",
         "lost",
+        "most_tokens",
         "passed",
         "phase",
         "preemptions",
@@ -153,6 +161,7 @@ class Request:
         "resuming",
         "search",
         "sequences",
+        "service",
         "slo_class",
         "submission",
         "ticket",
@@ -172,6 +181,7 @@ class Request:
         self.ticket = ticket
         self.slo_class = submission.slo_class
         self.prompt_length = len(submission.prompt)
+        self.most_tokens = self.prompt_length + submission.max_tokens
         self.phase = Phase.WAITING
         self.admitted_at = math.inf
         self.last_token_at = -math.inf
@@ -181,6 +191,7 @@ class Request:
         self.lost = 0
         self.resuming = False
         self.cached = 0
+        self.service = Service()
         self.controls = submission.controls
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.unscored = submission.controls.prompt_logprobs is not None and self.prompt_length > 1
@@ -236,7 +247,7 @@ class Request:
     @property
     def tokens_at_most(self) -> int:
         """Tokens of a sequence with KV at full length. The last one generated needs none."""
-        return self.prompt_length + self.submission.max_tokens - 1
+        return self.most_tokens - 1
 
     @property
     def blocks_at_most(self) -> int:

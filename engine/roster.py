@@ -53,6 +53,7 @@ class Roster:
         self.prefilling: dict[Sequence, None] = {}
         self.running_by_class: Counter[str] = Counter()
         self.rows = 0  # that running requests hold
+        self.searches = 0  # beam searches that run
         self.events: list[Event] = []
         self._changes = PrefixChanges(memory.pool.find)
         self._prepare()
@@ -101,6 +102,7 @@ class Roster:
         self.running[request.id] = request
         self.running_by_class[request.slo_class] += 1
         self.rows += request.rows
+        self.searches += request.search is not None
         self._gate(request.slo_class)
         for sequence in request.sequences:
             if not sequence.done:
@@ -177,6 +179,7 @@ class Roster:
         self.moves += 1
         del self.running[request.id]
         self.rows -= request.rows
+        self.searches -= request.search is not None
         self.running_by_class[request.slo_class] -= 1
         self._gate(request.slo_class)
         for sequence in request.sequences:

@@ -1,4 +1,4 @@
-"""The scheduler: the door, the step, and what becomes of its result. Integers only, no clock.
+"""The scheduler: the door, the steps, and what a fault takes back. Integers only, no clock.
 
 The policy orders, behind the guard; this class and what it is made of (`roster`, `planner`,
 `memory`) own the queues, the blocks and the budget, and keep the invariants whatever the policy
@@ -12,17 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from engine import beam_groups
 from engine.allocation import PAGED, Allocation
-from engine.batch import BLOCK, Row
-from engine.beam_search import Hypothesis
+from engine.batch import BLOCK
 from engine.blocks import BlockPool, blocks_for
-from engine.controls import Sampled, TokenLogprobs
+from engine.controls import Sampled
 from engine.decisions import DecisionSink, no_log
 from engine.explanation import Explainer
 from engine.guard import Guard, GuardSettings
 from engine.inbox import Submission
 from engine.inspection import inspect
+from engine.landing import Landing
 from engine.limits import ClassLimits, Limits
 from engine.memory import KVMemory
 from engine.outputs import (
@@ -36,7 +35,6 @@ from engine.outputs import (
     Inspection,
     Output,
     Stats,
-    Timing,
 )
 from engine.plan import Flight, Plan, launch
 from engine.planner import Planner
@@ -50,14 +48,11 @@ from policies.base import (
     Arrived,
     Cancelled,
     Demote,
-    Finished,
-    Phase,
     Policy,
     Reject,
     Shed,
     StepCost,
     StepDone,
-    Tokens,
 )
 
 
@@ -92,15 +87,19 @@ class Scheduler:
         )
         self.counters = Counters()
         self.service = ServiceBook()
-        self.roster = self._make_roster()
-        self.planner = Planner(self.roster, self._shed, relief)
         self._outputs: list[Output] = []
         self._flights: deque[Flight] = deque()
         self._next_ticket = 0
         self._next_step = 0
+        self._begin_empty()
 
-    def _make_roster(self) -> Roster:
-        return Roster(self.guard, self.memory, self.limits, self.log, self.counters, self.service)
+    def _begin_empty(self) -> None:
+        """Make what knows of requests; there are none."""
+        self.roster = Roster(
+            self.guard, self.memory, self.limits, self.log, self.counters, self.service
+        )
+        self.planner = Planner(self.roster, self._shed, self.relief)
+        self.landing = Landing(self.roster, self._outputs)
 
     # ---------------------------------------------------------------- the door
 
@@ -143,7 +142,7 @@ class Scheduler:
         sequence.tokens = sequence.tokens[: request.prompt_length + tokens]
         finish = Finish(FinishReason.STOP)
         self._outputs.append(Output(request.id, index, now, finish=finish))
-        self._end(sequence, finish)
+        self.landing.end(sequence, finish)
 
     def replace_policy(self, policy: Policy, now: float) -> None:
         """Put another policy in charge between two steps; nobody in flight notices.
@@ -220,8 +219,11 @@ class Scheduler:
         """Decide what the next step computes. An empty plan means there is nothing to do."""
         if self.guard.begin_step(self._next_step):
             self.roster.requeue_all()
-        self._expire(now)
-        self.roster.notify()
+        roster = self.roster
+        if len(roster.requests) > len(roster.running):
+            self._expire(now)
+        if roster.events:
+            roster.notify()
         self.log("step", self._next_step, now)
         plan = self.planner.plan(self._next_step, now, busy=bool(self._flights))
         if plan.rows:
@@ -233,69 +235,21 @@ class Scheduler:
         flight = launch(plan, self.memory.moves.launch(), packed=packed)
         self.memory.limbo = flight.limbo
         self._flights.append(flight)
-        for sequence in list(plan):
-            if sequence in self.roster.prefilling and sequence.decoding:
-                self.roster.became_decode(sequence)
-            if sequence.beam is not None and sequence.pending:
-                self.roster.await_group(sequence)
+        roster = self.roster
+        if roster.prefilling:
+            for sequence in plan:
+                if sequence in roster.prefilling and sequence.decoding:
+                    roster.became_decode(sequence)
+        if roster.searches:
+            for sequence in plan:
+                if sequence.beam is not None and sequence.pending:
+                    roster.await_group(sequence)
         return flight
 
     def land(self, flight: Flight, sampled: Sampled, now: float) -> None:
         """Take in the result of the oldest flight: an entry for each row that samples."""
         assert self._flights.popleft() is flight, "flights land in the order of their launch"
-        rows = flight.batch.rows
-        self.counters.computed_rows += len(rows)
-        results = zip(sampled.tokens, sampled.logprobs, strict=True)
-        groups: dict[Request, None] = {}
-        caching = self.memory.cache
-        self._score(flight, sampled)
-        for row, sequence, epoch in zip(rows, flight.sequences, flight.epochs, strict=True):
-            if epoch == sequence.epoch:  # else it gave up meanwhile what the row computed
-                sequence.computed += row.count
-                sequence.in_flight -= row.count
-                sequence.request.resuming = False
-                if caching and sequence.computed // BLOCK > sequence.published:
-                    self.memory.publish(sequence)
-                if row.start < sequence.request.prompt_length:
-                    self._count_prompt(row, sequence)
-            if row.samples:
-                sequence.pending -= 1
-                token, logprobs = next(results)
-                if sequence.beam is not None:
-                    if epoch == sequence.epoch and not sequence.done:
-                        beam_groups.take(sequence, sampled, sequence.sample_row)
-                        groups[sequence.request] = None
-                elif not sequence.done:
-                    self._append(sequence, token, logprobs, now)
-        self.memory.give(flight.limbo)
-        for request in groups:
-            if beam_groups.complete(request):
-                self._resolve(request, now)
-
-    def _score(self, flight: Flight, sampled: Sampled) -> None:
-        """Take in how likely prompts are that a flight has computed.
-
-        Also of those who gave up since what it computed: the tokens are the same, and if it samples
-        the first token of the answer, that is said with all of them.
-        """
-        for scored, logprobs in zip(flight.batch.scored, sampled.prompt_logprobs, strict=True):
-            place = flight.batch.rows[scored.row].start + scored.first
-            flight.sequences[scored.row].request.scored(place, list(logprobs))
-
-    def _count_prompt(self, row: Row, sequence: EngineSequence) -> None:
-        """Book prompt tokens; when the prompt is complete, let the siblings share it.
-
-        At once, before the sequence may end and give its blocks away.
-        """
-        request = sequence.request
-        end = min(row.start + row.count, request.prompt_length)
-        self.counters.prompt_tokens += end - row.start
-        if end < request.prompt_length or len(request.sequences) == 1:
-            return
-        for sibling in request.open_sequences:
-            if sibling.reached == 0 and sibling is not sequence:
-                self.memory.fork(sibling, sequence)
-                self.log("fork", request.id, sibling.index, sequence.index)
+        self.landing.land(flight, sampled, now, self._next_step - 1)
 
     def crash(self, flight: Flight, faulty: Iterable[int], failure: Failure, now: float) -> None:
         """The oldest flight came to nothing: end the requests of the `faulty` rows.
@@ -348,12 +302,12 @@ class Scheduler:
 
     def _take_back(self, flight: Flight) -> None:
         """Undo a launch: blocks beyond what is computed are free."""
-        rows = zip(flight.batch.rows, flight.sequences, flight.epochs, strict=True)
-        for row, sequence, epoch in rows:
-            sequence.pending -= row.samples
+        rows = zip(flight.batch.rows.samples, flight.sequences, flight.epochs, strict=True)
+        for samples, sequence, epoch in rows:
+            sequence.pending -= samples
             if epoch != sequence.epoch:
                 continue
-            sequence.in_flight = 0
+            sequence.reached = sequence.computed
             sequence.epoch += 1
             self.memory.trim(sequence)
             self._back_to_prompt(sequence)
@@ -378,91 +332,6 @@ class Scheduler:
             self.roster.resume(sequence, self._next_step - 1)
         else:
             self.roster.back_to_prompt(sequence)
-
-    # ---------------------------------------------------------------- results
-
-    def _append(
-        self, sequence: EngineSequence, token: int, logprobs: TokenLogprobs | None, now: float
-    ) -> None:
-        request = sequence.request
-        submission, tokens = request.submission, sequence.tokens
-        tokens.append(token)
-        generated = len(tokens) - request.prompt_length
-        request.last_token_at = now
-        self.counters.generated_tokens += 1
-        self.service.generated(request, 1)
-        if request.phase is Phase.PREEMPTED:
-            self.roster.prefix_changed(request)
-        if self.guard.observes:
-            self.roster.events.append(Tokens(request.view, 1))
-        output = Output(request.id, sequence.index, now, (token,))
-        self._outputs.append(output)
-        if logprobs is not None:
-            output.logprobs = (logprobs,)
-        if generated == 1:
-            output.timing = Timing(submission.arrival, request.admitted_at)
-            output.cached = request.cached
-            output.prompt_logprobs = tuple(request.prompt_logprobs)
-        if token in request.ending_ids:
-            output.finish = Finish(FinishReason.STOP, stop_token=token)
-        elif generated >= submission.max_tokens:
-            output.finish = Finish(FinishReason.LENGTH)
-        if output.finish is not None:
-            self._end(sequence, output.finish)
-
-    def _resolve(self, request: Request, now: float) -> None:
-        """Every beam of a search has landed: choose those that go on, or end with the best."""
-        search, roster = request.search, self.roster
-        assert search is not None
-        computed = len(request.sequences)
-        request.last_token_at = now
-        self.counters.generated_tokens += computed
-        self.service.generated(request, computed)
-        if self.guard.observes:
-            roster.events.append(Tokens(request.view, computed))
-        found = beam_groups.resolve(request, search, self.memory, self.log)
-        if found:
-            self._answer(request, found, now)
-            return
-        request.phase = Phase.DECODE
-        for sequence in request.sequences:
-            roster.resume(sequence, self._next_step - 1)
-
-    def _answer(self, request: Request, found: list[Hypothesis], now: float) -> None:
-        """Say what a beam search found, all at once, and end it."""
-        timing = Timing(request.submission.arrival, request.admitted_at)
-        for index, best in enumerate(found):
-            reason = FinishReason.LENGTH if best.stop_token is None else FinishReason.STOP
-            finish = Finish(reason, stop_token=best.stop_token)
-            self.log("finish", request.id, index, reason.value)
-            self._outputs.append(
-                Output(
-                    request.id,
-                    index,
-                    now,
-                    best.tokens,
-                    best.logprobs,
-                    finish,
-                    timing,
-                    request.cached,
-                    tuple(request.prompt_logprobs),
-                )
-            )
-        self.counters.finished += 1
-        self.roster.events.append(Finished(request.view))
-        self.roster.drop(request)
-
-    def _end(self, sequence: EngineSequence, finish: Finish) -> None:
-        """A sequence is complete: its blocks serve others from the next schedule on."""
-        request = sequence.request
-        self.log("finish", request.id, sequence.index, finish.reason.value)
-        self.roster.end_sequence(sequence)
-        if request.rows:
-            self.roster.prefix_changed(request)
-        else:
-            self.counters.finished += 1
-            self.roster.events.append(Finished(request.view))
-            self.roster.drop(request)
 
     def fail(self, requests: Iterable[int], failure: Failure, now: float) -> None:
         """End live requests with an error, one output for each open sequence."""
@@ -492,13 +361,13 @@ class Scheduler:
             allocation=self.memory.allocation,
             host=self.relief.make_host_pool(),
         )
-        self.roster = self._make_roster()
-        self.planner = Planner(self.roster, self._shed, self.relief)
+        self._begin_empty()
         self._flights.clear()
 
     def take_outputs(self) -> list[Output]:
         """Everything to say since the last call."""
-        outputs, self._outputs = self._outputs, []
+        outputs = self._outputs.copy()
+        self._outputs.clear()
         return outputs
 
     def _refuse(self, request: Request, reason: FinishReason, failure: Failure, now: float) -> None:
@@ -558,7 +427,8 @@ class Scheduler:
         return Explanations(self.stats(now), guard.fallen_back, guard.last_fault, requests)
 
     def check(self) -> None:
-        """Assert E1, E2, E3 and E6. Cheap enough for every test step and for idle moments."""
+        """Assert E1, E2, E3 and E6, between steps. Cheap enough for every test step and for idle
+        moments."""
         roster = self.roster
         sequences = [s for r in roster.requests.values() for s in r.sequences]
         tables: list[Sequence[int]] = [sequence.table for sequence in sequences]
@@ -571,7 +441,7 @@ class Scheduler:
         assert roster.rows <= self.limits.rows, "E2: rows"
         holding = {s for r in roster.running.values() for s in r.open_sequences}
         for sequence in sequences:
-            tokens = sequence.reached + sequence.scheduled
+            tokens = sequence.reached
             held = self.memory.allocation.blocks(sequence, tokens) if sequence in holding else 0
             assert len(sequence.table) == held, f"E3: table of {sequence.request.view}"
             stored = blocks_for(sequence.stored)

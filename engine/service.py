@@ -20,20 +20,17 @@ class ServiceBook:
         self._tenants: dict[str, Service] = {}
 
     def admitted(self, request: Request, computed: int) -> None:
-        """A request is let in; `computed` prompt tokens will be computed for the first time."""
+        """A request is let in; `computed` prompt tokens will be computed for the first time.
+
+        From now on it says in its `service` what is generated for it.
+        """
         tenant = request.submission.tenant
         service = self._tenants.pop(tenant, None) or Service()
         service.input += computed
         service.weight = request.submission.weight
-        self._tenants[tenant] = service
+        request.service = self._tenants[tenant] = service
         if len(self._tenants) > self.MOST:
             del self._tenants[next(iter(self._tenants))]
-
-    def generated(self, request: Request, count: int) -> None:
-        """So many tokens of the request were sampled."""
-        service = self._tenants.get(request.submission.tenant)
-        if service is not None:
-            service.output += count
 
     def totals(self) -> dict[str, Service]:
         """A copy."""

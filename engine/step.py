@@ -28,11 +28,12 @@ class StepProxy(ReadOnly):
     _counts: tuple[int, int, float]
 
     def __init__(self, roster: Roster, index: int, now: float) -> None:
-        object.__setattr__(self, "_on_write", roster.guard.wrote)
-        object.__setattr__(self, "_roster", roster)
-        object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_now", now)
-        object.__setattr__(self, "_counts_at", -1)
+        put = object.__setattr__
+        put(self, "_on_write", roster.guard.wrote)
+        put(self, "_roster", roster)
+        put(self, "_index", index)
+        put(self, "_now", now)
+        put(self, "_counts_at", -1)
 
     def _count(self) -> tuple[int, int, float]:
         """Requests that prefill, KV tokens that decodes read, tightest TPOT target."""

@@ -25,7 +25,7 @@ from app.text.files import load_tokenizer
 from app.text.tokenizer import encode_prompt
 from engine.backends import load_on_cpu
 from engine.backends.base import Backend
-from engine.batch import BLOCK, Batch, Row
+from engine.batch import BLOCK, Batch, Rows
 from engine.blocks import blocks_for
 from engine.capacity import KV_DTYPES
 from engine.controls import RowControls, SampleRow
@@ -162,7 +162,7 @@ def _batches(tokens: Sequence[int], chunk: int) -> Iterator[Batch]:
         known = np.arange(min(end, len(tokens) - 1) - start)
         yield Batch(
             step=step,
-            rows=(Row(0, 0, start, len(positions), True),),
+            rows=Rows([(0, 0)], [start], [len(positions)], [True]),
             token_ids=_int32(tokens[start:end]),
             positions=_int32(positions),
             slots=_int32(table[positions // BLOCK] * BLOCK + positions % BLOCK),

@@ -22,7 +22,7 @@ from engine.guard import GuardSettings
 from engine.inbox import Submission
 from engine.limits import Limits
 from engine.loop import Engine
-from engine.outputs import Output, Stats
+from engine.outputs import Look, Output, Stats
 from engine.replay import replay
 from engine.scheduler import Scheduler
 from loadtest.profiles import find_profile
@@ -153,9 +153,9 @@ class _Ledger:
     most: int = 0
     _stats: Stats = field(default_factory=Stats)
 
-    def emitted(self, outputs: Sequence[Output], stats: Stats) -> None:
+    def emitted(self, outputs: Sequence[Output], look: Look) -> None:
         """The engine's `Emit`, after each step."""
-        self._stats = stats
+        self._stats = stats = look()
         running = self.scheduler.roster.running.values()
         open_sequences = [sequence for request in running for sequence in request.open_sequences]
         wastes = [len(s.table) * BLOCK - s.computed for s in open_sequences]

@@ -55,12 +55,10 @@ def replay(prompts: Iterable[Prompt], blocks: int) -> Reuse:
         found += len(table)
         for block in table:
             pool.share(block)
-        for key in keys[len(table) :]:
-            block = pool.take()
+        taken = pool.take_all(len(keys) - len(table))
+        for block, key in zip(taken, keys[len(table) :], strict=True):
             pool.publish(block, key)
-            table.append(block)
-        while table:
-            pool.give(table.pop())
+        pool.give_all(reversed(table + taken))
     return Reuse(asked, found)
 
 

@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from engine.cost import FittedCost, LinearCost
 from engine.inbox import Submission
 from engine.limits import Limits
 from engine.loop import Engine
-from engine.outputs import Output, Stats
+from engine.outputs import Look, Output, Stats
 from engine.scheduler import Scheduler
 from policies.base import Services
 from policies.fcfs import FCFS
@@ -207,8 +207,8 @@ class Outbox:
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Output], Stats]] = deque(maxlen=self.DEPTH)
 
-    def emit(self, outputs: Sequence[Output], stats: Stats) -> None:
-        self._waiting.append((outputs, stats))
+    def emit(self, outputs: Sequence[Output], look: Look) -> None:
+        self._waiting.append((outputs, look()))
 
 
 class PackedBackend(SimulatedBackend):
@@ -241,7 +241,7 @@ class InstantBackend:
     def submit(self, batch: Batch) -> int:
         return batch.step
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         self._rows = len(rows)
 
     def collect(self, ticket: int) -> Sampled:

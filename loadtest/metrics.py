@@ -42,11 +42,12 @@ def report(run: Simulation) -> dict[str, Any]:
     """The figures of a run, by name."""
     records = run.records
     duration = _duration(records)
+    whole = figures(records, duration)
     return {
-        **figures(records, duration),
+        **whole,
         "prefix_hit_rate": _prefix_hit_rate(records),
-        "by_tenant": _by(records, lambda record: record.arrival.tenant, duration),
-        "by_class": _by(records, lambda record: record.arrival.slo_class, duration),
+        "by_tenant": _by(records, lambda record: record.arrival.tenant, duration, whole),
+        "by_class": _by(records, lambda record: record.arrival.slo_class, duration, whole),
         "jain": fairness(records),
         "forced_admissions": run.forced_admissions,
         "policy_faults": dict(run.policy_faults),
@@ -100,11 +101,17 @@ def _gaps(records: Sequence[Record]) -> Floats:
 
 
 def _by(
-    records: Sequence[Record], name: Callable[[Record], str], duration: float
+    records: Sequence[Record],
+    name: Callable[[Record], str],
+    duration: float,
+    whole: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
+    """The figures of each group. whole: those of all records, which may be one group."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(name(record), []).append(record)
+    if len(groups) == 1:
+        return {group: whole.copy() for group in groups}
     return {group: figures(members, duration) for group, members in sorted(groups.items())}
 
 

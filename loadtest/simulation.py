@@ -11,7 +11,7 @@ import gc
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from engine.guard import GuardSettings
 from engine.inbox import Submission
 from engine.limits import ClassLimits, Limits
 from engine.loop import Engine
-from engine.outputs import Counters, FinishReason, Output, Stats
+from engine.outputs import Counters, FinishReason, Look, Output
 from engine.prefix import KEY_BYTES
 from engine.replay import replay
 from engine.scheduler import Scheduler
@@ -253,8 +253,8 @@ def _keys(number: int, prompt_tokens: int) -> list[bytes]:
 class _Wordless(SimulatedBackend):
     """Nobody reads the answers: token 0, over and over."""
 
-    def _sampled(self, rows: Sequence[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
-        return Sampled([0] * len(rows), [None] * len(rows))
+    def _sampled(self, sampling: Collection[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
+        return Sampled([0] * len(sampling), [None] * len(sampling))
 
 
 class _Watch:
@@ -267,10 +267,11 @@ class _Watch:
         self._log = log
         self._tick = tick
 
-    def emitted(self, outputs: Sequence[Output], stats: Stats) -> None:
+    def emitted(self, outputs: Sequence[Output], look: Look) -> None:
         """The engine's `Emit`."""
+        records = self._records
         for output in outputs:
-            record = self._records[output.request]
+            record = records[output.request]
             if output.tokens:
                 record.token_times.append(output.at)
             if output.timing is not None:
@@ -284,9 +285,10 @@ class _Watch:
 
     def decided(self, *entry: Any) -> None:
         """The scheduler's `DecisionSink`."""
-        self._log(*entry)
-        match entry[0]:
-            case "admit":
-                self._records[entry[1]].recomputed_tokens += entry[3]
-            case "preempt" | "displace":
-                self._records[entry[1]].preemptions += 1
+        if self._log is not no_log:
+            self._log(*entry)
+        kind = entry[0]
+        if kind == "admit":
+            self._records[entry[1]].recomputed_tokens += entry[3]
+        elif kind in ("preempt", "displace"):
+            self._records[entry[1]].preemptions += 1

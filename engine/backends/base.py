@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from engine.batch import Batch
@@ -41,7 +41,7 @@ class Backend(Protocol):
         """Start computing; returns the ticket. Block moves come first (see `Batch`)."""
         ...
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         """Choose one token for each of the batch's `sample_rows`."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from os import PathLike
 
@@ -115,7 +115,7 @@ class CPUBackend:
         self._computed[self._tickets] = batch, logits
         return self._tickets
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         batch, logits = self._computed.pop(ticket)
         if len(rows) != len(batch.sample_rows):
             raise ValueError(f"{len(rows)} rows of controls for {len(batch.sample_rows)} rows")
@@ -151,7 +151,7 @@ class CPUBackend:
         tokens[in_flight] = np.asarray(self._last_tokens, np.int32)[-1 - token_ids[in_flight]]
         return tokens
 
-    def _caught_up(self, batch: Batch, rows: Sequence[SampleRow]) -> list[SampleRow]:
+    def _caught_up(self, batch: Batch, rows: Collection[SampleRow]) -> list[SampleRow]:
         """The rows, with the newest token for those that had it in flight when they were made."""
         newest = batch.token_ids[batch.logit_rows[: len(rows)]].tolist()
         return [

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.backends.runners import TorchRunner
-from engine.batch import BLOCK, Batch, Row
+from engine.batch import BLOCK, Batch, Rows
 from engine.blocks import blocks_for
 from engine.models import quantisation
 from engine.models.config import ModelConfig
@@ -135,7 +135,12 @@ def _run(weights: Weights, config: ModelConfig, tokens: Sequence[int]) -> None:
     token_ids = np.array(tokens, np.int32)
     batch = Batch(
         step=0,
-        rows=tuple(Row(i, i, 0, int(length), True) for i, length in enumerate(lengths)),
+        rows=Rows(
+            keys=[(i, i) for i in range(len(lengths))],
+            starts=[0] * len(lengths),
+            counts=lengths.tolist(),
+            samples=[True] * len(lengths),
+        ),
         token_ids=token_ids,
         positions=positions.astype(np.int32),
         slots=slots.astype(np.int32),

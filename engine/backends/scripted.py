@@ -9,7 +9,7 @@ AssertionError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -99,8 +99,8 @@ class ScriptedBackend:
             hook(batch)
         return ticket
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
-        self._rows[ticket] = rows
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
+        self._rows[ticket] = list(rows)
 
     def collect(self, ticket: int) -> Sampled:
         """Compute the step now, in the order of the steps, as a device with one queue would.

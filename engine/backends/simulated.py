@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine.batch import Batch
 from engine.clock import Clock, MonotonicClock, VirtualClock
@@ -51,7 +51,7 @@ class SimulatedBackend:
         self._noise = noise
         self._free_at = 0.0
         self._done_at: dict[int, float] = {}
-        self._rows: dict[int, Sequence[SampleRow]] = {}
+        self._rows: dict[int, Collection[SampleRow]] = {}
         self._scored: dict[int, Sequence[ScoredRow]] = {}
 
     @classmethod
@@ -99,7 +99,7 @@ class SimulatedBackend:
         self._scored[batch.step] = batch.scored
         return batch.step
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         self._rows[ticket] = rows
 
     def collect(self, ticket: int) -> Sampled:
@@ -108,8 +108,9 @@ class SimulatedBackend:
             self._wait(left)
         return self._sampled(self._rows.pop(ticket), self._scored.pop(ticket))
 
-    def _sampled(self, rows: Sequence[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
+    def _sampled(self, sampling: Collection[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
         """What is "sampled" for the rows of a step."""
+        rows = list(sampling)
         tokens = [self._token(row) for row in rows]
         logprobs = [
             None if row.controls.logprobs is None else _certain(token)

@@ -19,7 +19,7 @@ from engine.guard import GuardSettings, Save
 from engine.inbox import Abort, FinishAt, Message, Reconfigure, Submission
 from engine.limits import Limits
 from engine.loop import Engine
-from engine.outputs import Finish, FinishReason, Output, Stats
+from engine.outputs import Finish, FinishReason, Look, Output
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from loadtest.conformance.watch import StepWatch
@@ -200,7 +200,7 @@ class Trial:
     def _services(self) -> Services:
         return Services(COST, random.Random(self._seed))
 
-    def _take(self, outputs: Sequence[Output], stats: Stats) -> None:
+    def _take(self, outputs: Sequence[Output], look: Look) -> None:
         for output in outputs:
             self._outputs[output.request, output.index].append(output)
 

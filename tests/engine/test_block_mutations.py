@@ -75,7 +75,9 @@ class ResetLeaks(BlockPool):
 
     def forget_all(self) -> None:
         for block in list(self._known.values()):
-            self._tell(self._forget(block), False)
+            key = self._forget(block)
+            if self.on_change is not None:
+                self.on_change(key, False)
         self._cached.clear()
 
 

@@ -9,7 +9,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -109,7 +109,7 @@ class FaultyBackend(ScriptedBackend):
         self._maybe_fail("submit", ticket)
         return ticket
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         super().sample(ticket, rows)
         self._maybe_fail("sample", ticket)
 
@@ -373,8 +373,8 @@ class Live:
         harness.engine.emit = self._emit
         self.thread = EngineThread(harness.engine, on_exit=self.exited.set)
 
-    def _emit(self, outputs, stats) -> None:
-        self.harness._take(outputs, stats)
+    def _emit(self, outputs, look) -> None:
+        self.harness._take(outputs, look)
         for output in outputs:
             self.news.put(output)
 

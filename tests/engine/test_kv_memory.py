@@ -95,7 +95,7 @@ class World:
         if count < 1 or self.memory.needs(sequence, count) > self.pool.free:
             return
         self.memory.extend(sequence, count)
-        sequence.scheduled = self.granted[sequence] = count
+        self.granted[sequence] = count
 
     def preempt(self, request: Request, *, offload: bool) -> None:
         """Take everything from a request, after offloading what it computed if there is room."""
@@ -144,8 +144,7 @@ class World:
         granted, self.granted = self.granted, {}
         for sequence, count in granted.items():
             self._read(sequence, sequence.computed + count)
-            sequence.scheduled = 0
-            sequence.computed += count
+            sequence.begin_at(sequence.computed + count)
             self.memory.publish(sequence)
             if sequence.computed == len(sequence.tokens):
                 sequence.tokens.append(sequence.index % 2)
@@ -164,7 +163,6 @@ class World:
                 for position in range(sequence.computed, sequence.computed + count):
                     self.slots[self._slot(sequence, position)] = GARBAGE
         for sequence in self.granted:
-            sequence.scheduled = 0
             self.memory.trim(sequence)
         self.granted = {}
         for request in (*launched.requests, *self.moves.requests):
@@ -178,7 +176,8 @@ class World:
         self.pool.check([*(s.table for s in sequences), self.moves.held()])
         self.host.check([s.host for s in sequences])
         for sequence in sequences:
-            assert len(sequence.table) == blocks_for(sequence.computed + sequence.scheduled), "E3"
+            tokens = sequence.computed + self.granted.get(sequence, 0)
+            assert len(sequence.table) == blocks_for(tokens), "E3"
             assert len(sequence.host) == blocks_for(sequence.stored), "E3: host"
             assert not (sequence.host and sequence.table), "in two memories"
 
@@ -199,7 +198,6 @@ class World:
 
     def _withdraw(self, sequence: Sequence) -> None:
         self.granted.pop(sequence, None)
-        sequence.scheduled = 0
 
     def _move(self, launched: Launched) -> None:
         """All reads of a kind before its writes: no source may be a destination."""

@@ -16,7 +16,7 @@ from engine.cost import LinearCost
 from engine.inbox import Submission
 from engine.limits import Limits
 from engine.loop import Engine
-from engine.outputs import Output, Stats
+from engine.outputs import Look, Output
 from engine.replay import replay
 from engine.scheduler import Scheduler
 from policies.base import Heads, Hold, Policy, Services, StepView
@@ -46,7 +46,7 @@ class Run:
             depth=depth,
         )
 
-    def _take(self, outputs: Sequence[Output], stats: Stats) -> None:
+    def _take(self, outputs: Sequence[Output], look: Look) -> None:
         for output in outputs:
             self.tokens.setdefault(output.request, []).append(output.at)
 

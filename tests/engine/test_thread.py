@@ -41,7 +41,7 @@ class Runner:
         )
         self.thread = EngineThread(engine, on_exit=self.exited.set)
 
-    def _emit(self, outputs, stats) -> None:
+    def _emit(self, outputs, look) -> None:
         self.emits += 1
         for output in outputs:
             self.outputs.put(output)

@@ -10,7 +10,7 @@ from support.built_in import BUILT_IN
 
 from app.cli import main
 from engine.inbox import Submission
-from engine.outputs import Output, Stats
+from engine.outputs import Look, Output
 from loadtest import host_bench, queue_bench
 from loadtest.crowd import Crowd, Shape, submission_of
 from loadtest.host_bench import ROWS, InstantBackend, Repeats, interleaved
@@ -101,8 +101,8 @@ def test_every_measured_step_has_all_rows_decoding_to_the_last_one() -> None:
     engine = host_bench.decoding_engine(repeats)
     seen: list[tuple[int, int]] = []
 
-    def emit(outputs: list[Output], stats: Stats) -> None:
-        seen.append((stats.step_tokens, len(outputs)))
+    def emit(outputs: list[Output], look: Look) -> None:
+        seen.append((look().step_tokens, len(outputs)))
 
     engine.emit = emit  # type: ignore[assignment]
     for _ in range(repeats.rounds * repeats.steps):

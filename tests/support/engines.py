@@ -20,7 +20,7 @@ from engine.guard import GuardSettings
 from engine.inbox import Abort, FinishAt, Message, Submission
 from engine.limits import ClassLimits, Limits
 from engine.loop import Engine
-from engine.outputs import Finish, Output, Stats
+from engine.outputs import Finish, Look, Output, Stats
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from policies.base import Policy, Services
@@ -98,8 +98,8 @@ class Harness:
         self.mail: list[Message] = []
         self._next_id = 0
 
-    def _take(self, outputs: Sequence[Output], stats: Stats) -> None:
-        self.stats = stats
+    def _take(self, outputs: Sequence[Output], look: Look) -> None:
+        self.stats = look()
         for output in outputs:
             self.outputs[output.request, output.index].append(output)
 

@@ -76,7 +76,7 @@ class VirtualHouse:
             backend=SimulatedBackend.virtual(cost, blocks, self.clock),
             clock=self.clock,
             cost=cost,
-            emit=lambda outputs, stats: None,
+            emit=lambda outputs, look: None,
         )
         config, executor = Config(), ThreadPoolExecutor(1)
         service = Service(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import BLOCK, Batch, Row
+from engine.batch import BLOCK, Batch, Rows
 from engine.controls import RowControls, SampleRow
 
 
@@ -38,7 +38,12 @@ def make_batch(
     qo_indptr = np.cumsum([0, *counts])
     return Batch(
         step=0,
-        rows=tuple(Row(i, 0, w.start, len(w.tokens), w.samples) for i, w in enumerate(work)),
+        rows=Rows(
+            keys=[(i, 0) for i in range(len(work))],
+            starts=[w.start for w in work],
+            counts=counts,
+            samples=[w.samples for w in work],
+        ),
         token_ids=_int32([t for w in work for t in w.tokens]),
         positions=_int32(positions),
         slots=_int32(slots),
