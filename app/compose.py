@@ -41,12 +41,12 @@ from engine.backends.memory import auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
-from engine.clock import Clock, MonotonicClock
+from engine.clock import MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
 from engine.errors import ModelError, UnfitMemory
 from engine.guard import GuardSettings
 from engine.limits import Limits
-from engine.loop import Engine
+from engine.loop import Emit, Engine
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from engine.thread import EngineThread
@@ -67,9 +67,56 @@ class House:
     service: Service
 
 
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What computes and what it is told in: all but HTTP. The engine runs when it is stepped.
+
+    path: the model file or folder, None if nothing is loaded. max_model_len: tokens of a request.
+    """
+
+    engine: Engine
+    model: LoadedModel
+    path: Path | None
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    max_model_len: int
+
+
 def compose(config: Config, console: Console) -> House:
     """Load the model and put the parts together. Raises ConfigurationError."""
-    clock = MonotonicClock()
+    bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
+    core = compose_engine(config, console, bridge.emit)
+    engine, model = core.engine, core.model
+    executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
+    service = Service(
+        model_id=config.model.served_name,
+        created=int(time.time()),
+        max_model_len=core.max_model_len,
+        tokenizer=core.tokenizer,
+        template=core.template,
+        bridge=bridge,
+        clock=engine.clock,
+        executor=executor,
+        limits=config.limits,
+        sse=config.sse,
+        metrics=Metrics(),
+        version=version("octavo"),
+        max_body_bytes=config.server.max_body_bytes,
+        tenancy=Tenancy(config),
+        policies=PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost)),
+        strict_fields=config.api.strict_fields,
+        request_templates=config.api.request_templates,
+        per_request_metrics=config.api.per_request_metrics,
+        isolate_tenants=config.engine.prefix_scope == "tenant",
+    )
+    lifespan = _lifespan(service, EngineThread(engine), model)
+    application = create_application(service, lifespan, config.server.admin_key)
+    _announce(config, core)
+    return House(application, bridge, service)
+
+
+def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
+    """Load the model and make its engine, for who drives it himself. Raises ConfigurationError."""
     path = _model_path(config, console)
     with _naming_the_key("model.path"):
         tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
@@ -79,34 +126,8 @@ def compose(config: Config, console: Console) -> House:
     policy = load_policy(config.scheduler, _services(cost))
     model = _load_model(config, path, tokenizer, simulated)
     max_model_len = _max_model_len(config, model)
-    bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
-    executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
-    engine = _engine(config, policy, model, max_model_len, clock, cost, bridge)
-    service = Service(
-        model_id=config.model.served_name,
-        created=int(time.time()),
-        max_model_len=max_model_len,
-        tokenizer=tokenizer,
-        template=template,
-        bridge=bridge,
-        clock=clock,
-        executor=executor,
-        limits=config.limits,
-        sse=config.sse,
-        metrics=Metrics(),
-        version=version("octavo"),
-        max_body_bytes=config.server.max_body_bytes,
-        tenancy=Tenancy(config),
-        policies=PolicyDesk(config.scheduler, bridge, partial(_services, cost)),
-        strict_fields=config.api.strict_fields,
-        request_templates=config.api.request_templates,
-        per_request_metrics=config.api.per_request_metrics,
-        isolate_tenants=config.engine.prefix_scope == "tenant",
-    )
-    lifespan = _lifespan(service, EngineThread(engine), model)
-    application = create_application(service, lifespan, config.server.admin_key)
-    _announce(config, path, model)
-    return House(application, bridge, service)
+    engine = _engine(config, policy, model, max_model_len, cost, emit)
+    return Core(engine, model, path, tokenizer, template, max_model_len)
 
 
 def _services(cost: LearningCost) -> Services:
@@ -173,8 +194,9 @@ def _naming_the_key(key: str) -> Iterator[None]:
         raise BadConfiguration(Problem(key, str(error))) from error
 
 
-def _announce(config: Config, path: Path | None, model: LoadedModel) -> None:
+def _announce(config: Config, core: Core) -> None:
     """Log what was put together. Fields that do not apply are None."""
+    path, model = core.path, core.model
     real = path is not None and config.engine.backend != "simulated"
     blocks = model.backend.total_blocks
     log.info(
@@ -183,7 +205,8 @@ def _announce(config: Config, path: Path | None, model: LoadedModel) -> None:
         file=str(path) if path else None,
         backend="cpu" if real else "simulated",
         dtype=config.model.dtype if real else None,
-        threads=(config.engine.threads or "torch's default") if real else None,
+        threads=model.threads,
+        native=model.native,
         kv_blocks=blocks,
         kv_tokens=blocks * BLOCK,
         kv_bytes=_kv_memory(config) if real else None,
@@ -232,9 +255,8 @@ def _engine(
     policy: Policy,
     model: LoadedModel,
     max_model_len: int,
-    clock: Clock,
     cost: LearningCost,
-    bridge: Bridge,
+    emit: Emit,
 ) -> Engine:
     limits = Limits(
         step_tokens=config.engine.max_step_tokens,
@@ -255,9 +277,9 @@ def _engine(
     return Engine(
         scheduler=scheduler,
         backend=model.backend,
-        clock=clock,
+        clock=MonotonicClock(),
         cost=cost,
-        emit=bridge.emit,
+        emit=emit,
         depth=config.engine.depth,
     )
 

@@ -7,11 +7,11 @@ not compute with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.backends.base import Backend
+from engine.backends.base import Backend, StepTimes
 
 SPINS = 20_000
 """How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
@@ -20,11 +20,19 @@ the time between two steps. libgomp's own 300,000 would keep the event loop from
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A backend that holds a model. context_length: tokens it was trained for."""
+    """A backend that holds a model.
+
+    context_length: tokens it was trained for. threads: that compute a step; None where nothing is
+    computed. native: the instruction set of the native library, None where it does not compute.
+    times: where the last step's time went, None where nobody measures it.
+    """
 
     backend: Backend
     context_length: int
     vocab_size: int
+    threads: int | None = None
+    native: str | None = None
+    times: Callable[[], StepTimes] | None = None
 
 
 def load_on_cpu(
@@ -61,7 +69,15 @@ def load_on_cpu(
         offload_memory_bytes=offload_memory_bytes,
         threads=threads,
     )
-    return LoadedModel(backend, config.context_length, config.vocab)
+    runner = backend.runner
+    return LoadedModel(
+        backend,
+        config.context_length,
+        config.vocab,
+        threads=runner.threads,
+        native=runner.native,
+        times=runner.times if runner.native else None,
+    )
 
 
 def int8_weight_bits(path: Path) -> int:

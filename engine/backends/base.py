@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.batch import Batch
 from engine.controls import Sampled, SampleRow
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where the computing of a step went, in seconds on its first thread, waiting included.
+
+    glue: everything between products and attention.
+    """
+
+    products: float
+    attention: float
+    glue: float
 
 
 class Backend(Protocol):

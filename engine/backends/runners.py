@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.attention import PagedAttention
+from engine.backends.base import StepTimes
 from engine.backends.kv_cache import BlockStore, KVCache
 from engine.backends.native_cache import NativeKVCache
 from engine.batch import Batch, Int32
@@ -34,7 +35,14 @@ class Logits:
 
 
 class ModelRunner(Protocol):
-    """Computes batches over its own KV cache."""
+    """Computes batches over its own KV cache.
+
+    threads: how many compute a step. native: the instruction set of the native library; None if
+    torch computes.
+    """
+
+    threads: int
+    native: str | None
 
     @property
     def cache(self) -> BlockStore: ...
@@ -46,6 +54,10 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def times(self) -> StepTimes:
+        """Where the last step's time went. Raises NotImplementedError if nobody measures it."""
+        ...
+
     def close(self) -> None:
         """Give the memory back."""
         ...
@@ -53,6 +65,8 @@ class ModelRunner(Protocol):
 
 class TorchRunner:
     """A decoder in torch, float32 or int8 weights, over a cache of any format."""
+
+    native: str | None = None
 
     def __init__(
         self,
@@ -66,6 +80,7 @@ class TorchRunner:
         self._weights = weights
         self._config = config
         self._rope = rope_table(config)
+        self.threads = torch.get_num_threads()
 
     def run(self, batch: Batch, token_ids: Int32) -> Logits:
         inputs = Inputs(
@@ -77,6 +92,9 @@ class TorchRunner:
         attention = PagedAttention(batch)
         layers = self.cache.layers
         return Logits(forward(self._weights, self._config, self._rope, layers, inputs, attention))
+
+    def times(self) -> StepTimes:
+        raise NotImplementedError("nobody measures the parts of a step in torch")
 
     def close(self) -> None:
         self.cache = KVCache(self._config, 0)
@@ -99,11 +117,16 @@ class NativeRunner:
     ) -> None:
         self.cache: NativeKVCache = NativeKVCache(config, blocks, kv_dtype, host_blocks)
         self.model = NativeModel(library, weights, config, rope_table(config), isa=isa)
+        self.native: str | None = self.model.isa
+        self.threads = threads or torch.get_num_threads()
         self._config = config
-        self._threads = threads or torch.get_num_threads()
 
     def run(self, batch: Batch, token_ids: Int32) -> Logits:
-        return Logits(*self.model.step(batch, token_ids, self.cache.struct, self._threads))
+        return Logits(*self.model.step(batch, token_ids, self.cache.struct, self.threads))
+
+    def times(self) -> StepTimes:
+        times = self.model.times()
+        return StepTimes(1e-9 * times.products, 1e-9 * times.attention, 1e-9 * times.glue)
 
     def close(self) -> None:
         self.model.close()
