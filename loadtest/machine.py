@@ -11,6 +11,10 @@ from typing import Any
 PACKAGES = ("octavo", "numpy", "torch")
 
 
+class Unmeasured(Exception):
+    """What was to be measured cannot be, here or with this model."""
+
+
 def versions() -> dict[str, str]:
     """Python's version and those of the packages that matter and are installed."""
     found = {"python": platform.python_version()}

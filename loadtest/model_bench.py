@@ -34,6 +34,7 @@ from engine.models.config import ModelConfig
 from engine.models.files import read_config
 from engine.models.shapes import expected_shapes
 from engine.outputs import Output, Stats
+from loadtest.machine import Unmeasured
 
 PARTS: Final = ("products", "attention", "glue", "sampling", "scheduler", "handover")
 GREEDY: Final = RowControls(temperature=0.0, ignore_eos=True)
@@ -141,12 +142,14 @@ class Bench:
     def fitting(self, mix: Mix) -> Mix:
         """A mix whose requests the model's context and the pool hold; there may be fewer of them.
 
-        Raises ValueError if they do not hold one.
+        Raises Unmeasured if they do not hold one.
         """
         prompt = min(mix.prompt, self.core.max_model_len - mix.output - 1)
         if prompt < 1:
-            raise ValueError(f"a context of {self.core.max_model_len} tokens is too short")
+            raise Unmeasured(f"a context of {self.core.max_model_len} tokens is too short")
         room = self.core.model.backend.total_blocks // blocks_for(prompt + mix.output + 1)
+        if room < min(mix.at):
+            raise Unmeasured(f"the KV cache does not hold {prompt + mix.output} tokens")
         return replace(mix, prompt=prompt, at=tuple(n for n in mix.at if n <= room))
 
     def close(self) -> None:
@@ -231,7 +234,7 @@ def measure_model(
 ) -> dict[str, Any]:
     """The figures of a model, as JSON; `tick` is called `TICKS` times a round.
 
-    Raises ConfigurationError if the model cannot be had, ValueError if its context is too short.
+    Raises ConfigurationError if the model cannot be had, Unmeasured if its context is too short.
     """
     bench = Bench(config, console)
     try:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from app.commands.options import config_options
+from app.config import Config, LoadedConfig
 from app.model_files import ensure_default_model
 from engine.backends import int8_weight_bits
-from loadtest import accuracy_table, allocation_bench, queue_bench
+from engine.errors import ConfigurationError
+from loadtest import accuracy_table, allocation_bench, bench_tables, queue_bench
 from loadtest.accuracy import DOMAINS, KEPT, WINDOWS, measure_accuracy
-from loadtest.allocation_bench import POOL_TOKENS, PROFILE, Usage, compare, demands
+from loadtest.allocation_bench import compare, demands
+from loadtest.bench_tables import caption
 from loadtest.cache_bench import (
     BLOCKS,
     REQUESTS,
@@ -25,18 +30,30 @@ from loadtest.cache_bench import (
     measure_block_layer,
     read_trace,
 )
-from loadtest.host_bench import ROWS, Repeats, measure_host, probes_of
-from loadtest.machine import cpu, versions
-from loadtest.queue_bench import SHAPES, Added, built_in, growth, measure_queues
+from loadtest.clients_bench import CLIENTS, measure_clients
+from loadtest.host_bench import Repeats, measure_host, probes_of
+from loadtest.machine import Unmeasured, cpu, versions
+from loadtest.model_bench import TICKS, measure_model
+from loadtest.queue_bench import SHAPES, built_in, measure_queues
+
+MODEL_ROUNDS: Final = 3
+"""Rounds of what computes a model, at most."""
 
 
 @click.command()
+@config_options
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["model", "clients", "host", "queues", "allocation"]),
+    help="Measure this part; may be repeated.  [default: all of them]",
+)
 @click.option(
     "--rounds",
     default=20,
     type=click.IntRange(1),
     show_default=True,
-    help="Rounds over all measurements; figures are medians.",
+    help=f"Rounds over all measurements, at most {MODEL_ROUNDS} with a model; figures are medians.",
 )
 @click.option(
     "--steps",
@@ -68,10 +85,12 @@ from loadtest.queue_bench import SHAPES, Added, built_in, growth, measure_queues
 @click.option(
     "--model",
     type=click.Path(exists=True, path_type=Path),
-    help="GGUF file or Hugging Face folder for --accuracy.  [default: the default model]",
+    help="GGUF file or Hugging Face folder.  [default: the configured model]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def bench(
+    loaded: LoadedConfig,
+    only: tuple[str, ...],
     rounds: int,
     steps: int,
     waiting: tuple[int, ...],
@@ -80,54 +99,137 @@ def bench(
     model: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure what the engine's own work costs, without a model.
+    """Measure how fast this machine serves, and what the engine's own work costs.
 
-    Scheduling, packing and hand-over at 64 rows, rows a second with the simulated backend,
-    planning behind long queues, and the prefix cache, in CPU time; what waiting requests add to a
-    step under every policy, in one flow, in a flow each, and behind one prefix that nobody has
-    computed; and in virtual time what paging saves against reserving blocks. Needs no weights and
-    takes some three minutes, most of it to make the crowds (--waiting 10000 is quicker).
+    \b
+    model       prompt and output tokens a second of the engine driven directly, at 128
+                tokens in and 64 out and at 2,000 in; how much of this machine that is
+                (memory read, int8 products); what share of a step goes where
+    clients     a step of the server while 256 clients stream, against nobody listening
+    host        scheduling, packing and hand-over at 64 rows, rows a second with the
+                simulated backend, planning behind long queues, the prefix cache (CPU time)
+    queues      what waiting requests add to a step, under every policy
+    allocation  what paging saves against reserving blocks, in virtual time
 
-    With --accuracy: the perplexity of two texts under the model, computed as prompts are served,
-    with weights in float32, int8 and int8 of 7 bits, and the KV cache in each format. Takes some
-    five minutes on two cores.
+    Takes some five minutes, half of it to make the crowds that wait (--waiting 10000 is quicker).
+    The model is the configured one, under the configured engine. What cannot be measured is named,
+    and the rest is measured.
+
+    With --accuracy instead: the perplexity of two texts under the model, computed as prompts are
+    served, with weights in float32, int8 and int8 of 7 bits, and the KV cache in each format. Takes
+    some five minutes on two cores.
 
     \b
     Examples:
       octavo bench
       octavo bench --json --rounds 5 > before.json
-      octavo bench --waiting 100000
+      octavo bench --only model --set engine.threads=1
+      octavo bench --only queues --waiting 100000
       octavo bench --accuracy
     """
     if accuracy:
         report, tables = _accuracy(model)
     else:
-        report, tables = _host(rounds, steps, waiting, _prompts(trace))
+        parts = _Parts(_config(loaded, model), rounds, steps, waiting, _prompts(trace))
+        report, tables = _measure(parts, only)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
         Console().print(*tables, sep="\n\n")
 
 
-def _host(
-    rounds: int, steps: int, waiting: tuple[int, ...], prompts: list[Prompt]
-) -> tuple[dict[str, Any], list[Table]]:
-    """The report, as JSON and as tables."""
-    with _progress() as progress:
-        policies = built_in()
-        crowds = len(policies) * len(SHAPES)
-        task = progress.add_task("host path", total=rounds * (probes_of(waiting) + 1) + 1 + crowds)
-        figures = measure_host(Repeats(rounds, steps), waiting, lambda: progress.advance(task))
-        figures["block_layer"] = measure_block_layer(
-            prompts, rounds, lambda: progress.advance(task)
-        )
+Figures = dict[str, Any]
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is measured, and how often. Each part gives figures, as JSON and as tables."""
+
+    config: Config
+    rounds: int
+    steps: int
+    waiting: tuple[int, ...]
+    prompts: list[Prompt]
+
+    @property
+    def model_rounds(self) -> int:
+        return min(self.rounds, MODEL_ROUNDS)
+
+    def model(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        console = Console(stderr=True)
+        found = measure_model(self.config, console, self.model_rounds, tick)
+        return found, [bench_tables.model_table(found), bench_tables.share_table(found)]
+
+    def clients(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        steps = measure_clients(self.config, self.model_rounds, tick=tick)
+        clients = {
+            "clients": CLIENTS,
+            "alone_ms": 1e3 * steps.alone,
+            "beside_ms": 1e3 * steps.beside,
+        }
+        found = {"beside_clients_ratio": steps.ratio, "clients": clients}
+        return found, [bench_tables.clients_table(found)]
+
+    def host(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        found = measure_host(Repeats(self.rounds, self.steps), self.waiting, tick)
+        found["block_layer"] = measure_block_layer(self.prompts, self.rounds, tick)
+        return found, [bench_tables.host_table(found)]
+
+    def queues(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        found = measure_queues(built_in(), self.waiting, self.steps, tick)
+        return {"queues": queue_bench.as_json(found)}, [bench_tables.queue_table(found)]
+
+    def allocation(self, tick: Tick) -> tuple[Figures, list[Table]]:
         usages = compare(demands())
-        progress.advance(task)
-        queues = measure_queues(policies, waiting, steps, lambda: progress.advance(task))
-    figures["queues"] = queue_bench.as_json(queues)
-    figures["allocation"] = allocation_bench.report(usages)
-    report = {**figures, "rounds": rounds, "steps": steps, "versions": versions(), "cpu": cpu()}
-    return report, [_host_table(report), _queue_table(queues), _allocation_table(usages)]
+        tick()
+        found = {"allocation": allocation_bench.report(usages)}
+        return found, [bench_tables.allocation_table(usages)]
+
+    def __iter__(self) -> Iterator[tuple[str, Callable[[Tick], tuple[Figures, list[Table]]], int]]:
+        """Each part's name, what measures it, and how often that ticks."""
+        yield "model", self.model, self.model_rounds * TICKS
+        yield "clients", self.clients, 2 * self.model_rounds
+        yield "host", self.host, self.rounds * (probes_of(self.waiting) + 1)
+        yield "queues", self.queues, len(built_in()) * len(SHAPES)
+        yield "allocation", self.allocation, 1
+
+
+def _measure(parts: _Parts, only: tuple[str, ...]) -> tuple[Figures, list[Table]]:
+    """The report, as JSON and as tables. What cannot be measured is said on stderr, and `lacks`
+    has the reason."""
+    report: Figures = {}
+    tables: list[Table] = []
+    lacks: dict[str, str] = {}
+    with _progress() as progress:
+        for name, measure, ticks in parts:
+            if only and name not in only:
+                continue
+            task = progress.add_task(name, total=ticks)
+            try:
+                found, shown = measure(lambda task=task: progress.advance(task))  # type: ignore[misc]
+            except (ConfigurationError, Unmeasured) as error:
+                lacks[name] = str(error)
+                click.echo(f"{name} is not measured: {error}", err=True)
+                continue
+            report |= found
+            tables += shown
+    if report.get("native", "") is None:
+        click.echo("products run in torch: there is no native library for this model", err=True)
+    options = {"rounds": parts.rounds, "steps": parts.steps, "lacks": lacks}
+    report |= {**options, "versions": versions(), "cpu": cpu()}
+    if tables:
+        tables[-1].caption = f"{tables[-1].caption or ''}\n{caption(report)}".strip()
+    return report, tables
+
+
+def _config(loaded: LoadedConfig, model: Path | None) -> Config:
+    """The configuration, with the model that the command line names."""
+    config = loaded.config
+    if model is None:
+        return config
+    named = config.model.model_copy(update={"path": str(model)})
+    return config.model_copy(update={"model": named})
 
 
 def _accuracy(model: Path | None) -> tuple[dict[str, Any], list[Table]]:
@@ -163,76 +265,3 @@ def _progress() -> Progress:
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _caption(report: dict[str, Any]) -> str:
-    processor, version = report["cpu"], report["versions"]
-    machine = f"{processor['model']}, {processor['cores']} cores"
-    return f"{machine}, octavo {version['octavo']}, Python {version['python']}"
-
-
-def _host_table(report: dict[str, Any]) -> Table:
-    table = Table(title=f"Host path at {ROWS} rows", caption=_caption(report))
-    table.add_column("median of rounds, CPU time")
-    table.add_column("measured", justify="right")
-    table.add_column("goal", justify="right")
-    table.add_row("schedule + land", _ms(report["scheduler_step_ms"]), "≤ 0.3 ms")
-    table.add_row("the whole step, hand-over included", _ms(report["host_step_ms"]), "< 1 ms")
-    table.add_row("rows a second, simulated", f"{report['rows_per_s']:,.0f}", "≥ 150,000")
-    churn = f"{report['churn_rows_per_s']:,.0f}"
-    table.add_row("rows a second, short requests coming and going", churn, "")
-    for number, milliseconds in report["waiting_ms"].items():
-        table.add_row(f"schedule with {int(number):,} waiting", _ms(milliseconds), "")
-    layer = report["block_layer"]
-    table.add_row("block layer, requests a second", f"{layer['requests_per_s']:,.0f}", "")
-    table.add_row("block layer, blocks a second", f"{layer['blocks_per_s']:,.0f}", "")
-    return table
-
-
-def _queue_table(queues: Mapping[str, Mapping[str, Mapping[int, Added]]]) -> Table:
-    """A row for each policy and shape of the crowd, a column for each number that waits."""
-    table = Table(
-        title=f"What waiting requests add to a step at {ROWS} rows, ms (goal: < 0.5)",
-        caption="CPU time with an arrival, an end and an admission in each step, less that of FCFS"
-        " with nobody else waiting",
-    )
-    table.add_column("policy")
-    table.add_column("they wait")
-    sizes = next(iter(next(iter(queues.values())).values()))
-    for size in sizes:
-        table.add_column(f"{size:,}", justify="right")
-    table.add_column("growth", justify="right")
-    for name, by_shape in queues.items():
-        for shape, by_size in by_shape.items():
-            cells = (f"{1e3 * added.median:.3f}" for added in by_size.values())
-            table.add_row(name, shape, *cells, f"{1e3 * growth(by_size):+.3f}")
-    return table
-
-
-def _allocation_table(usages: Mapping[str, Usage]) -> Table:
-    """One column for each allocation."""
-    table = Table(
-        title="KV blocks paged, and reserved for the longest answer",
-        caption=f"{allocation_bench.REQUESTS} requests over {POOL_TOKENS:,} tokens of KV, "
-        f"profile {PROFILE}",
-    )
-    table.add_column("means over virtual time")
-    for name in usages:
-        table.add_column(name, justify="right")
-    rows: list[tuple[str, Callable[[Usage], str]]] = [
-        ("requests that run at once", lambda usage: f"{usage.running:.1f}"),
-        ("output tokens a second", lambda usage: f"{usage.output_tok_s:,.0f}"),
-        ("held, tokens", lambda usage: f"{usage.held_tokens:,.0f}"),
-        ("held and empty, tokens", lambda usage: f"{usage.waste_tokens:,.0f}"),
-        ("that is of what is held", lambda usage: f"{usage.waste_fraction:.1%}"),
-        ("empty, tokens a sequence", lambda usage: f"{usage.waste_per_sequence:,.1f}"),
-        ("at most", lambda usage: f"{usage.most_waste_per_sequence:,}"),
-        ("preemptions", lambda usage: f"{usage.preemptions:,}"),
-    ]
-    for name, cell in rows:
-        table.add_row(name, *map(cell, usages.values()))
-    return table
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.3f} ms"
