@@ -125,6 +125,7 @@ class CPUBackend:
                 logits.values[:count],
                 self._caught_up(batch, rows),
                 None if best is None else best[:count],
+                self.runner.draw,
             )
         except RowFault as fault:
             raise RowFault((int(batch.sample_rows[i]) for i in fault.rows), fault.reason) from None

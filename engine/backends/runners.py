@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,11 +16,14 @@ from engine.backends.attention import PagedAttention
 from engine.backends.base import StepTimes
 from engine.backends.kv_cache import BlockStore, KVCache
 from engine.backends.native_cache import NativeKVCache
+from engine.backends.sampler import draw_in_torch, uniforms
 from engine.batch import Batch, Int32
+from engine.controls import RowControls, SampleRow
 from engine.models.config import ModelConfig
 from engine.models.decoder import Inputs, forward
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
+from engine.native.library import Controls
 from engine.native.model import NativeModel
 
 
@@ -52,6 +56,12 @@ class ModelRunner(Protocol):
 
         Block moves have been done.
         """
+        ...
+
+    def draw(
+        self, logits: Tensor, at: Sequence[int], best: Tensor, rows: Sequence[SampleRow]
+    ) -> Tensor:
+        """A token for each of the rows `at` of the logits (see `sampler.Draw`)."""
         ...
 
     def times(self) -> StepTimes:
@@ -93,6 +103,11 @@ class TorchRunner:
         layers = self.cache.layers
         return Logits(forward(self._weights, self._config, self._rope, layers, inputs, attention))
 
+    def draw(
+        self, logits: Tensor, at: Sequence[int], best: Tensor, rows: Sequence[SampleRow]
+    ) -> Tensor:
+        return draw_in_torch(logits, at, best, rows)
+
     def times(self) -> StepTimes:
         raise NotImplementedError("nobody measures the parts of a step in torch")
 
@@ -124,6 +139,14 @@ class NativeRunner:
     def run(self, batch: Batch, token_ids: Int32) -> Logits:
         return Logits(*self.model.step(batch, token_ids, self.cache.struct, self.threads))
 
+    def draw(
+        self, logits: Tensor, at: Sequence[int], best: Tensor, rows: Sequence[SampleRow]
+    ) -> Tensor:
+        numbers = zip(best.tolist(), uniforms(rows).tolist(), rows, strict=True)
+        controls = [_controls(row.controls, peak, uniform) for peak, uniform, row in numbers]
+        array = (Controls * len(controls))(*controls)
+        return torch.from_numpy(self.model.draw(logits, at, array, self.threads)).to(torch.int64)
+
     def times(self) -> StepTimes:
         times = self.model.times()
         return StepTimes(1e-9 * times.products, 1e-9 * times.attention, 1e-9 * times.glue)
@@ -131,6 +154,10 @@ class NativeRunner:
     def close(self) -> None:
         self.model.close()
         self.cache = NativeKVCache(self._config, 0)
+
+
+def _controls(row: RowControls, best: float, uniform: float) -> Controls:
+    return Controls(row.temperature, row.top_p, row.min_p, uniform, best, row.top_k)
 
 
 def _index(array: Int32) -> Tensor:

@@ -20,7 +20,8 @@ the batch, on the row, or on what was drawn before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,32 +45,52 @@ FIRST_LOOK = 1024
 """Best tokens among which a top_p threshold is looked for before all are sorted."""
 
 
+Draw: TypeAlias = Callable[[Tensor, Sequence[int], Tensor, Sequence[SampleRow]], Tensor]
+"""(logits [n, vocab], the rows of it to draw for, their largest logits, their controls) -> tokens.
+
+The logits are not changed.
+"""
+
+
 @torch.inference_mode()
 def sample(
-    logits: Tensor, rows: Sequence[SampleRow], largest: npt.NDArray[np.int32] | None = None
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    largest: npt.NDArray[np.int32] | None = None,
+    draw: Draw | None = None,
 ) -> Sampled:
     """Sample one token for each row of logits [rows, vocab]. The logits are not changed.
 
     largest: the index of each row's largest logit, -1 in rows where NaN or infinity is; found here
-    if nobody knows it.
+    if nobody knows it. draw: who draws for rows that are not greedy; None for `draw_in_torch`.
     Raises RowFault with indices into `rows` where logits are NaN or infinite, and where mask and
     controls forbid every token. The number of torch calls does not grow with the number of rows.
     """
     if not rows:
         return Sampled([], [])
-    edited = _edit(logits, rows)
     if largest is None:
-        best, tokens = edited.max(dim=-1)
-        highest = best if edited is logits else logits.amax(dim=-1)  # NaN if any logit is
+        best, tokens = logits.max(dim=-1)  # NaN if any logit is
     else:
-        known = torch.from_numpy(largest).to(torch.int64)
-        highest = torch.where(known < 0, torch.nan, logits[range(len(rows)), known])
-        best, tokens = edited.max(dim=-1) if edited is not logits else (highest, known)
-    _fault(highest.isfinite(), "the model computed NaN or infinite logits")
-    _fault(best.isfinite(), "the sampling controls forbid every token")
+        tokens = torch.from_numpy(largest).to(torch.int64)
+        best = torch.where(tokens < 0, torch.nan, logits[range(len(rows)), tokens])
+    _fault(best.isfinite(), "the model computed NaN or infinite logits")
+    editing = [i for i, row in enumerate(rows) if _edits(row)]
+    edited = _edit(logits[editing], [rows[i] for i in editing])
+    if editing:
+        best[editing], tokens[editing] = edited.max(dim=-1)
+        _fault(best.isfinite(), "the sampling controls forbid every token")
+    places = {i: place for place, i in enumerate(editing)}
     drawn = [i for i, row in enumerate(rows) if not _is_greedy(row.controls)]
-    if drawn:
-        tokens[drawn] = _draw(edited[drawn], best[drawn], [rows[i] for i in drawn])
+    for values, at in (
+        (logits, {i: i for i in drawn if i not in places}),
+        (edited, {i: places[i] for i in drawn if i in places}),
+    ):
+        if at:
+            index = list(at)
+            chosen = (draw or draw_in_torch)(
+                values, list(at.values()), best[index], [rows[i] for i in index]
+            )
+            tokens[index] = chosen
     return Sampled(tokens.tolist(), _logprobs(logits, tokens, rows), _candidates(logits, rows))
 
 
@@ -239,13 +260,15 @@ def _occurrences(histories: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor
 # ── after temperature ─────────────────────────────────────────────────────────────────────────
 
 
-def _draw(logits: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Draw from logits [rows, vocab], whose maxima are `best`: token ids [rows].
+def draw_in_torch(
+    logits: Tensor, at: Sequence[int], best: Tensor, rows: Sequence[SampleRow]
+) -> Tensor:
+    """Draw from the rows `at` of the logits, whose maxima are `best`: token ids [rows].
 
     In float64 and relative to the best token, whose weight is 1 at every temperature.
     """
     temperature = _column(row.controls.temperature for row in rows)
-    weights = logits.double().sub_(best[:, None]).div_(temperature).exp_()
+    weights = logits[list(at)].double().sub_(best[:, None]).div_(temperature).exp_()
     threshold = _threshold(weights, rows)
     if threshold.any():
         weights.masked_fill_(weights < threshold, 0)

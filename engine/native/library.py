@@ -7,7 +7,7 @@ Calls go through ctypes, which releases the GIL for as long as they take. The st
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -110,6 +110,32 @@ class Step(Structure):
     )
 
 
+class Controls(Structure):
+    """OctavoControls."""
+
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("uniform", c_double),
+        ("best", c_float),
+        ("top_k", c_int32),
+    )
+
+
+class Draw(Structure):
+    """OctavoDraw."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("controls", POINTER(Controls)),
+        ("tokens", c_void_p),
+        ("rows", c_int32),
+        ("vocab", c_int32),
+        ("threads", c_int32),
+    )
+
+
 class Times(Structure):
     """OctavoTimes, nanoseconds."""
 
@@ -133,6 +159,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.octavo_times.argtypes = [c_void_p, POINTER(Times)]
     library.octavo_dots.restype = None
     library.octavo_dots.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    library.octavo_draw.restype = c_int32
+    library.octavo_draw.argtypes = [c_void_p, POINTER(Draw)]
     library.octavo_attention.restype = None
     library.octavo_attention.argtypes = [
         *(c_void_p, POINTER(Model), POINTER(Cache), POINTER(Step)),

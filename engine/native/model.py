@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -112,6 +113,29 @@ class NativeModel:
         arguments = (layer, queries.data_ptr(), out.data_ptr())
         self._library.octavo_attention(self._engine, self._struct, cache, step, *arguments)
         return out
+
+    def draw(
+        self,
+        logits: Tensor,
+        at: Sequence[int],
+        controls: ctypes.Array[native.Controls],
+        threads: int,
+    ) -> npt.NDArray[np.int32]:
+        """A token for each of the rows `at` of float32 logits [rows, vocab]."""
+        step = 4 * logits.stride(0)
+        addresses = np.asarray(at, np.uint64) * np.uint64(step) + np.uint64(logits.data_ptr())
+        tokens = np.empty(len(at), np.int32)
+        work = native.Draw(
+            logits=addresses.ctypes.data,
+            controls=controls,
+            tokens=tokens.ctypes.data,
+            rows=len(at),
+            vocab=logits.shape[1],
+            threads=threads,
+        )
+        if self._library.octavo_draw(self._engine, work):
+            raise MemoryError("no memory to draw in")
+        return tokens
 
     def times(self) -> native.Times:
         """Where the last step's time went."""

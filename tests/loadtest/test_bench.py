@@ -18,6 +18,7 @@ from policies.fcfs import FCFS
 
 QUICK = ("--rounds", "1", "--steps", "2", "--waiting", "1", "--waiting", "30")
 OWN_WORK = ("--only", "host", "--only", "queues", "--only", "allocation")
+OWN_WORK = ("--only", "host", "--only", "queues", "--only", "allocation")
 
 
 def bench(*arguments: str) -> Result:

@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
-    write_folder(folder, train(400))
+    write_folder(folder, train("byte-level"))
     model.save_pretrained(folder)
     return folder
 
@@ -98,8 +98,12 @@ def test_the_parts_of_a_step_are_all_of_it(config: Config) -> None:
     assert all(part is not None for part in measured.parts.values())
     laps = {"computing": 5, "products": 2, "attention": 1, "sampling": 3, "handover": 1}
     assert bench._parts(10, laps) == {
-        **{"products": 2, "attention": 1, "glue": 2},
-        **{"sampling": 3, "scheduler": 1, "handover": 1},
+        "products": 2,
+        "attention": 1,
+        "glue": 2,
+        "sampling": 3,
+        "scheduler": 1,
+        "handover": 1,
     }
 
 

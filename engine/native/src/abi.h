@@ -92,6 +92,27 @@ struct OctavoStep {
   int32_t threads;
 };
 
+// How one row is drawn (engine/controls.py). best: its largest logit. temperature > 0; top_k: 0 for
+// all; uniform: in [0, 1).
+struct OctavoControls {
+  double temperature;
+  double top_p;
+  double min_p;
+  double uniform;
+  float best;
+  int32_t top_k;
+};
+
+// Rows to draw a token for: logits: where the `vocab` logits of each are.
+struct OctavoDraw {
+  const float* const* logits;
+  const OctavoControls* controls;
+  int32_t* tokens;
+  int32_t rows;
+  int32_t vocab;
+  int32_t threads;
+};
+
 // Nanoseconds that the first thread spent in each part of the last step, waiting included.
 struct OctavoTimes {
   int64_t products;

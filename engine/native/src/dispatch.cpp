@@ -20,6 +20,7 @@
   void dots(const OctavoMatrix&, const int8_t*, int, int32_t*);                              \
   void attention(void*, const OctavoModel&, const OctavoCache&, const OctavoStep&, int,      \
                  const float*, float*);                                                      \
+  void draw(const OctavoDraw&);                                                              \
   }
 
 OCTAVO_DECLARE(portable)
@@ -42,12 +43,13 @@ struct OctavoEngine {
   void (*dots)(const OctavoMatrix&, const int8_t*, int, int32_t*);
   void (*attention)(void*, const OctavoModel&, const OctavoCache&, const OctavoStep&, int,
                     const float*, float*);
+  void (*draw)(const OctavoDraw&);
 };
 
 #define OCTAVO_ENGINE(isa)                                                                    \
   new OctavoEngine {                                                                          \
     #isa, isa::workspace_new(), isa::workspace_free, isa::workspace_times, isa::step, isa::dots, \
-    isa::attention                                                                            \
+    isa::attention, isa::draw                                                                 \
   }
 
 #if defined(OCTAVO_WITH_AVX2)
@@ -156,5 +158,15 @@ void octavo_attention(const OctavoEngine* engine, const OctavoModel* model,
                       const OctavoCache* cache, const OctavoStep* step, int32_t layer,
                       const float* queries, float* out) {
   engine->attention(engine->workspace, *model, *cache, *step, layer, queries, out);
+}
+
+// A token for each row. 0, or 1 if memory ran out.
+int32_t octavo_draw(const OctavoEngine* engine, const OctavoDraw* draw) {
+  try {
+    engine->draw(*draw);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
 }
 }

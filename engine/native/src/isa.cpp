@@ -3,6 +3,8 @@
 
 #include <omp.h>
 
+#include "sampling.h"
+
 namespace OCTAVO_ISA {
 
 template <class KV>
@@ -53,6 +55,14 @@ void attention(void* workspace, const OctavoModel& model, const OctavoCache& cac
     case OCTAVO_BF16: attend<BFloat16>(model, cache, step, w, layer, queries, out); break;
     default: attend<Int8>(model, cache, step, w, layer, queries, out); break;
   }
+}
+
+void draw(const OctavoDraw& work) {
+  std::vector<DrawSpace> spaces(work.threads);
+#pragma omp parallel for schedule(dynamic) num_threads(work.threads)
+  for (int row = 0; row < work.rows; ++row)
+    work.tokens[row] = draw_row(work.logits[row], work.controls[row], work.vocab,
+                                spaces[omp_get_thread_num()]);
 }
 
 // x [rows, inputs] int8 times a matrix, sums as integers [rows, outputs]: to check exactness.
