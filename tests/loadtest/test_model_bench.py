@@ -39,9 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
-    write_folder(folder, train("byte-level"))
     model.save_pretrained(folder)
-    return folder
+    saved = json.loads((folder / "config.json").read_bytes())
+    return write_folder(folder, train("byte-level"), config=saved)
 
 
 @pytest.fixture
