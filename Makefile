@@ -38,7 +38,7 @@ test-all: $(VENV)/.clients model native ## the long tests that `make test` leave
 fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S=1200)
 	OCTAVO_FUZZ_S=$(FUZZ_S) $(BIN)/pytest -m slow tests/app/http/test_fuzzed.py $(ARGS)
 
-bench: $(VENV)/.runtime native ## what the engine's own work costs here (ARGS="--json")
+bench: $(VENV)/.runtime native ## how fast this machine serves (ARGS="--only model --json")
 	@$(BIN)/octavo bench $(ARGS)
 
 clean: ## remove what was installed and cached; models stay

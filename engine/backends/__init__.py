@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import Backend, StepTimes
+from engine.machine import Roofline
 
 SPINS = 20_000
 """How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
@@ -52,8 +53,7 @@ def load_on_cpu(
     calibration: a short text as token ids, for dtype int8; folder: where int8 weights are kept;
     weight_bits: how many they keep, 8 or 7; None for what products are exact with.
     """
-    # Read when torch is loaded (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
-    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+    spin_less()
 
     from engine.backends.cpu import create
     from engine.backends.quantised_files import Calibration
@@ -87,3 +87,19 @@ def int8_weight_bits(path: Path) -> int:
     from engine.native.available import native_library
 
     return exact_bits(native=native_library(read_config(path)) is not None)
+
+
+def measure_roofline() -> Roofline:
+    """What this machine can do, on the threads that torch has; see `engine.backends.roofline`."""
+    spin_less()
+    from engine.backends.roofline import measure
+
+    return measure()
+
+
+def spin_less() -> None:
+    """Let idle threads sleep soon, unless the environment has a GOMP_SPINCOUNT.
+
+    It is read when torch is loaded (https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html).
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from engine.backends.memory import usable_memory
+from engine.machine import Roofline
 
 READ_BYTES = 256 << 20
 """Larger than caches are. A machine with little memory gets an eighth of that."""
@@ -22,16 +22,7 @@ ROWS, WIDTH = 256, 2048
 """Rows, inputs and outputs of the product: some work for each core, weights that a cache holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """read_bytes_s: bytes of memory read a second. int8_ops_s: multiplications and additions a
-    second in products of int8 matrices."""
-
-    read_bytes_s: float
-    int8_ops_s: float
-
-
-def measure_roofline() -> Roofline:
+def measure() -> Roofline:
     """Measure, which takes less than a second. Other work on the machine lowers both rates."""
     return Roofline(_read_rate(min(READ_BYTES, usable_memory() // 8)), _int8_rate())
 
