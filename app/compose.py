@@ -7,6 +7,7 @@ policy. Nothing is half started when a ConfigurationError leaves this module.
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,11 @@ from policies.base import Policy, Services
 
 log = structlog.stdlib.get_logger("octavo")
 
+SWITCH_S = 0.0005
+"""Seconds that a thread waits for the interpreter before it asks for it. Between two calls into
+native code the engine thread has a millisecond of Python to do; at Python's own 5 ms it would stand
+still for longer than that while streams are being written to."""
+
 SIMULATED_CONTEXT = 8192
 """Context length of the simulated backend when no model file says otherwise, in tokens."""
 
@@ -84,6 +90,7 @@ class Core:
 
 def compose(config: Config, console: Console) -> House:
     """Load the model and put the parts together. Raises ConfigurationError."""
+    sys.setswitchinterval(SWITCH_S)
     bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
     core = compose_engine(config, console, bridge.emit)
     engine, model = core.engine, core.model
