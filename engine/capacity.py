@@ -210,6 +210,15 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class Roofline:
+    """What no step undercuts. read_bytes_s: bytes of memory read a second. int8_ops_s:
+    multiplications and additions a second in products of int8 matrices."""
+
+    read_bytes_s: float
+    int8_ops_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decode:
     """What no decode step on a device undercuts.
 

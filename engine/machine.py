@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,15 +15,6 @@ _MATRIX_BYTES = 256 << 20
 
 _PRODUCT = 1024
 """Rows and columns of the matrices multiplied to find the arithmetic's rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """What no step undercuts. read_bytes_s: bytes of memory read a second. int8_ops_s:
-    multiplications and additions a second in products of int8 matrices."""
-
-    read_bytes_s: float
-    int8_ops_s: float
 
 
 def this_machine() -> Device:

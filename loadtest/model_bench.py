@@ -27,10 +27,9 @@ from app.config import Config
 from engine.backends import measure_roofline
 from engine.batch import Batch
 from engine.blocks import blocks_for
-from engine.capacity import KV_DTYPES, WEIGHT_BYTES
+from engine.capacity import KV_DTYPES, WEIGHT_BYTES, Roofline
 from engine.controls import RowControls, Sampled, SampleRow
 from engine.inbox import Submission
-from engine.machine import Roofline
 from engine.models.config import ModelConfig
 from engine.models.files import read_config
 from engine.models.shapes import expected_shapes

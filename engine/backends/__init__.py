@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import Backend, StepTimes
-from engine.machine import Roofline
+from engine.capacity import Roofline
 
 SPINS = 20_000
 """How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,

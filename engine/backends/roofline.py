@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from engine.backends.memory import usable_memory
-from engine.machine import Roofline
+from engine.capacity import Roofline
 
 READ_BYTES = 256 << 20
 """Larger than caches are. A machine with little memory gets an eighth of that."""

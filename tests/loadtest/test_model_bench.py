@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from app.cli import main
 from app.config import Config, load_config
-from engine.machine import Roofline
+from engine.capacity import Roofline
 from engine.outputs import Counters, Stats
 from loadtest import clients_bench, model_bench
 from loadtest.clients_bench import StepWatch, measure_clients
