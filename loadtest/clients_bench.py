@@ -193,16 +193,17 @@ async def _answering(
     watch = StepWatch()
     house.bridge.add_observer(watch)
     pipe.send((listener.socket.getsockname()[1], house.service.tokenizer.vocab_size))
-    while True:
-        phase, prompts = await asyncio.to_thread(pipe.recv)
-        if phase == "end":
-            break
-        watch.expect(len(prompts))
-        if phase == "alone":
-            for prompt in prompts:
-                house.bridge.post(_submission(house, prompt))
-        await watch.done.wait()
-        pipe.send(watch.seconds)
+    with suppress(EOFError, BrokenPipeError):  # who measures has gone
+        while True:
+            phase, prompts = await asyncio.to_thread(pipe.recv)
+            if phase == "end":
+                break
+            watch.expect(len(prompts))
+            if phase == "alone":
+                for prompt in prompts:
+                    house.bridge.post(_submission(house, prompt))
+            await watch.done.wait()
+            pipe.send(watch.seconds)
     server.should_exit = True
     await serving
 
