@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from engine.inbox import Submission
 from engine.models.config import ModelConfig
 from engine.models.files import read_config
 from engine.models.shapes import expected_shapes
-from engine.outputs import Output, Stats
+from engine.outputs import Look, Output
 from loadtest.machine import Unmeasured
 
 PARTS: Final = ("products", "attention", "glue", "sampling", "scheduler", "handover")
@@ -86,9 +86,9 @@ class Watch:
         laps, self._laps = self._laps, defaultdict(float)
         return laps
 
-    def emit(self, outputs: Sequence[Output], stats: Stats) -> None:
+    def emit(self, outputs: Sequence[Output], look: Look) -> None:
         began = time.perf_counter()
-        self._emit(outputs, stats)
+        self._emit(outputs, look)
         self._laps["handover"] += time.perf_counter() - began
 
     @property
@@ -117,7 +117,7 @@ class Watch:
             self._laps["attention"] += times.attention
         return ticket
 
-    def sample(self, ticket: int, rows: Sequence[SampleRow]) -> None:
+    def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         began = time.perf_counter()
         self._backend.sample(ticket, rows)
         self._laps["sampling"] += time.perf_counter() - began
@@ -368,5 +368,6 @@ def _named(by_number: Mapping[int, float]) -> dict[str, float]:
     return {str(number): value for number, value in by_number.items()}
 
 
-def _drop(outputs: Sequence[Output], stats: Stats) -> None:
-    """Nobody reads what is computed here."""
+def _drop(outputs: Sequence[Output], look: Look) -> None:
+    """Look at the whole, as a server's bridge does; nobody reads what is computed here."""
+    look()

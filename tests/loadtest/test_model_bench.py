@@ -125,8 +125,8 @@ def test_what_torch_computes_is_not_split_up(options: list[str]) -> None:
 def test_every_step_that_counts_decodes_all_rows_from_the_cache(config: Config) -> None:
     bench = Bench(config, Console(quiet=True))
     shapes: list[tuple[int, int]] = []
-    bench.core.engine.emit = lambda outputs, stats: shapes.append(  # type: ignore[assignment]
-        (stats.step_rows, stats.step_tokens)
+    bench.core.engine.emit = lambda outputs, look: shapes.append(  # type: ignore[assignment]
+        (look().step_rows, look().step_tokens)
     )
     measured = bench.measure(TINY, lambda: None)
     counters = bench.core.engine.scheduler.counters
