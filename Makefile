@@ -59,5 +59,5 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.clients: $(VENV)/.dev
-	$(BIN)/pip install --quiet -e '.[clients]'
+	$(BIN)/pip install --quiet -e '.[clients,deploy]'
 	@touch $@
