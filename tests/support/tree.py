@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- tree -->\n```\n", "```\n<!-- /tree -->"
 
 TOP_LEVEL = {
+    ".dockerignore": "What images are built from.",
     ".ci/run": "What CI runs: set-up, checks, tests.",
     "ARCHITECTURE.md": "The parts, the seams, what always holds.",
     "CHANGELOG.md": "What changed for users.",
@@ -25,6 +26,8 @@ TOP_LEVEL = {
 }
 FOLDERS = {
     "app": "HTTP, text, configuration, command line. Never torch.",
+    "deploy": "Images, compose, dashboards and alerts, Kubernetes: samples to start from.",
+    "docs": "For people who use Octavo.",
     "engine": "Requests, KV blocks, scheduler, backends. Never asyncio.",
     "loadtest": "Load tests and simulations: over HTTP, or in virtual time.",
     "policies": "Scheduling policies and their contract.",
@@ -33,6 +36,16 @@ FOLDERS = {
 
 SILENT = {
     "app/text/calibration.txt": "The text itself.",
+    "deploy/README.md": "How to use each.",
+    "deploy/grafana": "What Grafana shows.",
+    "deploy/grafana/dashboards": "One of them.",
+    "deploy/grafana/provisioning": "What it finds at its start.",
+    "deploy/grafana/provisioning/dashboards": "Where dashboards lie.",
+    "deploy/grafana/provisioning/datasources": "Where numbers come from.",
+    "deploy/kubernetes": "Manifests; kubectl apply -k.",
+    "deploy/kubernetes/samples": "For clusters with KEDA, or an inference gateway.",
+    "deploy/prometheus": "What Prometheus scrapes, and what it warns of.",
+    "docs/clients.md": "What to put where, in seven clients.",
     "engine/native/src": "The C++ of it, compiled once for each instruction set.",
 }
 """What cannot say for itself what it is."""
@@ -75,24 +88,30 @@ def _inside(paths: list[str]) -> list[str]:
 
 
 def _says(path: str) -> str:
-    """The first line of a docstring or sentence of a C++ file; what a data file is about."""
+    """The first line of a docstring or comment, or sentence of C++; what a data file is about."""
     if path in SILENT:
         return SILENT[path]
     file = ROOT / path
     source = file / "__init__.py" if file.is_dir() else file
     if source.suffix == ".json":
-        return str(json.loads(source.read_text()).get("about", ""))
+        return _about(json.loads(source.read_text()))
     if source.suffix in (".h", ".cpp"):
         comment = source.read_text().split("\n#")[0].replace("\n//", "").removeprefix("// ")
         return comment.partition(". ")[0].strip().rstrip(".") + "."
+    if source.suffix in (".yaml", ".yml") or source.stem == "Dockerfile":
+        return source.read_text().partition("\n")[0].removeprefix("# ")
     if source.suffix != ".py":
         return ""
     docstring = ast.get_docstring(ast.parse(source.read_text())) or ""
     return docstring.partition("\n")[0]
 
 
+def _about(data: dict[str, object]) -> str:
+    return str(data.get("about") or data.get("description", ""))
+
+
 def _line(name: str, says: str) -> str:
-    return f"{name:<26}{says}".rstrip()
+    return f"{name:<25} {says}".rstrip()
 
 
 def write() -> None:
