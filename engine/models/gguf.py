@@ -7,6 +7,7 @@ the file and the thing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,6 @@ from engine.models.gguf_file import Metadata, Reader, open_gguf
 from engine.models.shapes import ModelPath, Shape, check_config, check_shapes, expected_shapes
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.models.weights import Weights
 
 Float32 = npt.NDArray[np.float32]
@@ -83,15 +82,31 @@ def load_weights(path: ModelPath, config: ModelConfig) -> Weights:
 
     from engine.models.weights import assemble
 
-    tensors = _tensors(open_gguf(path))
-    heads = _permuted_heads(config)
+    tensors = Tensors(path, config)
+    return assemble(config, lambda name: torch.from_numpy(tensors[name]))
 
-    def load(name: str) -> torch.Tensor:
-        values = _dequantised(path, tensors[name])
+
+class Tensors(Mapping[str, Float32]):
+    """Every tensor of the model in `path` by llama.cpp's name, dequantised when it is asked for.
+
+    The rows of q and k come in the order that transformers and our decoder know.
+    """
+
+    def __init__(self, path: ModelPath, config: ModelConfig) -> None:
+        self._path = path
+        self._tensors = _tensors(open_gguf(path))
+        self._heads = _permuted_heads(config)
+
+    def __getitem__(self, name: str) -> Float32:
+        values = _dequantised(self._path, self._tensors[name])
         part = name.split(".", 2)[-1]  # of blk.0.attn_q.weight
-        return torch.from_numpy(_halves(values, heads[part]) if part in heads else values)
+        return _halves(values, self._heads[part]) if part in self._heads else values
 
-    return assemble(config, load)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _tensors(reader: Reader) -> dict[str, ReaderTensor]:

@@ -88,13 +88,13 @@ def load_weights(folder: Path, config: ModelConfig) -> Weights:
     from engine.models.weights import assemble
 
     tensors = SafetensorsFolder(folder)
-    return assemble(config, lambda name: tensors.load(_file_name(name)))
+    return assemble(config, lambda name: tensors.load(file_name(name)))
 
 
 def _open(folder: Path) -> tuple[ModelConfig, SafetensorsFolder]:
     config = _config(_Keys.read(folder / "config.json"))
     tensors = SafetensorsFolder(folder)
-    expected = {_file_name(name): shape for name, shape in expected_shapes(config).items()}
+    expected = {file_name(name): shape for name, shape in expected_shapes(config).items()}
     found = {name: shape for name, shape in tensors.shapes.items() if not _IGNORED.search(name)}
     if config.tied_head:
         found.pop("lm_head.weight", None)  # some checkpoints hold the embedding twice
@@ -102,7 +102,7 @@ def _open(folder: Path) -> tuple[ModelConfig, SafetensorsFolder]:
     return config, tensors
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """transformers' name of the tensor that llama.cpp calls `name`."""
     *block, part, kind = name.split(".")
     prefix = f"model.layers.{block[1]}." if block else ""
