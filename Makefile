@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model native serve check test test-all fuzz bench clean
+.PHONY: help setup model native serve check test test-all fuzz bench bench-peers clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -10,7 +10,7 @@ ARGS ?=
 FUZZ_S ?= 1200
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev model native ## install everything that serving, checking and testing need
 
@@ -40,6 +40,9 @@ fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S
 
 bench: $(VENV)/.runtime native ## how fast this machine serves (ARGS="--only model --json")
 	@$(BIN)/octavo bench $(ARGS)
+
+bench-peers: $(VENV)/.runtime model native ## OpenVINO GenAI, llama.cpp and vLLM beside Octavo (long)
+	@$(BIN)/octavo bench-peers $(ARGS)
 
 clean: ## remove what was installed and cached; models stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

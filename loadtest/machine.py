@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("octavo", "numpy", "torch")
+FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+"""Processor features that decide how fast products are, by Linux's names."""
 
 
 class Unmeasured(Exception):
@@ -27,21 +29,31 @@ def versions() -> dict[str, str]:
 
 
 def cpu() -> dict[str, Any]:
-    """The processor's model, and how many of its cores this process may use."""
+    """The processor's model, its features among FLAGS, how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    return {"model": _model(), "cores": cores}
+    return {"model": _model(), "cores": cores, "flags": _flags()}
 
 
 def _model() -> str:
+    return _field("model name") or platform.processor() or platform.machine()
+
+
+def _flags() -> list[str]:
+    has = _field("flags").split()
+    return [flag for flag in FLAGS if flag in has]
+
+
+def _field(wanted: str) -> str:
+    """What Linux says of the first processor; "" elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []
+        return ""
     for line in lines:
         name, _, value = line.partition(":")
-        if name.strip() == "model name":
+        if name.strip() == wanted:
             return value.strip()
-    return platform.processor() or platform.machine()
+    return ""

@@ -1,0 +1,1 @@
+"""The same work on other engines, side by side: `octavo bench-peers`."""
