@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from app.step_watch import StepWatch
 from app.tenancy import Tenant
 from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.limits import ClassLimits
@@ -158,7 +159,8 @@ class Stream:
 class Bridge:
     """The asyncio side's only way to the engine. All methods but `emit` run on the event loop."""
 
-    def __init__(self, *, max_open: int, max_lag: int) -> None:
+    def __init__(self, *, max_open: int, max_lag: int, stuck_after_s: float | None = None) -> None:
+        """stuck_after_s: age of a step from which the engine counts as stuck; None: never."""
         self._max_open = max_open
         self._max_lag = max_lag
         self._streams: dict[int, Stream] = {}
@@ -168,6 +170,7 @@ class Bridge:
         self._outbox: deque[tuple[Sequence[Output], Stats]] = deque()
         self._wake_up_posted = False
         self._observers: list[Observer] = []
+        self._watch = StepWatch(stuck_after_s)
         self._thread: EngineThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: Failure | None = None
@@ -215,13 +218,17 @@ class Bridge:
         """Why no requests are taken, or None while they are."""
         if self._thread is None:
             return NOT_STARTED
-        return self._thread.ended or self._draining
+        return self._thread.ended or self._draining or self._watch.stuck(self._thread)
 
     @property
-    def broken(self) -> bool:
-        """Whether the engine has ended although nobody asked it to."""
-        ended = self._thread.ended if self._thread is not None else None
-        return ended is not None and ended.kind is FailureKind.ENGINE_FAULT
+    def broken(self) -> Failure | None:
+        """Why a new process is needed: the engine has ended unasked, or is stuck; None if not."""
+        if self._thread is None:
+            return None
+        ended = self._thread.ended
+        if ended is None:
+            return self._watch.stuck(self._thread)
+        return ended if ended.kind is FailureKind.ENGINE_FAULT else None
 
     @property
     def open_requests(self) -> int:

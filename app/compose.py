@@ -91,7 +91,11 @@ class Core:
 def compose(config: Config, console: Console) -> House:
     """Load the model and put the parts together. Raises ConfigurationError."""
     sys.setswitchinterval(SWITCH_S)
-    bridge = Bridge(max_open=config.limits.max_open_requests, max_lag=config.bridge.max_lag)
+    bridge = Bridge(
+        max_open=config.limits.max_open_requests,
+        max_lag=config.bridge.max_lag,
+        stuck_after_s=config.health.stuck_after_s,
+    )
     core = compose_engine(config, console, bridge.emit)
     engine, model = core.engine, core.model
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 
 from engine.inbox import Message, Submission
@@ -29,6 +31,7 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._on_exit = on_exit
         self._ended: Failure | None = None
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     def start(self) -> None:
@@ -51,12 +54,31 @@ class EngineThread:
         """Why the loop takes no more requests, or None while it does."""
         return self._ended
 
+    @property
+    def step_age(self) -> float:
+        """Seconds by the engine's clock that the step in progress has taken so far.
+
+        0 between two steps: who waits for mail, however long, is not stuck.
+        """
+        began = self._step_began
+        return 0.0 if began is None else self._engine.clock.now() - began
+
+    @property
+    def stack(self) -> str:
+        """Where the thread is, in lines as of a traceback; empty if it does not run."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
     def _run(self) -> None:
         try:
             while not self._engine.stopped:
-                self._engine.step(self._mail())
+                messages = self._mail()
+                self._step_began = self._engine.clock.now()
+                self._engine.step(messages)
+                self._step_began = None
             self._close(CLOSED)
         except BaseException:  # nobody may wait for a thread that has ended, whatever ended it
+            self._ended = BROKEN
             log.exception("the engine loop is broken")
             self._close(BROKEN)
         finally:

@@ -391,6 +391,14 @@ class BridgeConfig(Section):
     )
 
 
+class HealthConfig(Section):
+    """What /health and its kin go by."""
+
+    stuck_after_s: Target | None = Field(
+        default=60.0, description="age of a step from which the engine is stuck; null: never"
+    )
+
+
 class TextConfig(Section):
     """Tokenizing and templating."""
 
@@ -430,5 +438,6 @@ class Config(Section):
     api: ApiConfig = ApiConfig()
     sse: SseConfig = SseConfig()
     bridge: BridgeConfig = BridgeConfig()
+    health: HealthConfig = HealthConfig()
     text: TextConfig = TextConfig()
     log: LogConfig = LogConfig()

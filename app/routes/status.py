@@ -20,13 +20,13 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def live(service: Service, request: Request) -> Response:
-    """503 only if a new process is needed: the engine has ended although nobody asked it to."""
-    broken = service.bridge.failure if service.bridge.broken else None
+    """503 only if a new process is needed: the engine has ended unasked, or is stuck in a step."""
+    broken = service.bridge.broken
     return Response() if broken is None else not_ready(broken).response()
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """503 while a request that came now would be refused: starting, draining, broken, or full."""
+    """503 while a request that came now would be refused: draining, broken, stuck, full."""
     try:
         service.bridge.require_room()
     except Overloaded as full:

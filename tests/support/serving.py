@@ -28,7 +28,7 @@ from app.text.tokenizer import ByteTokenizer, Tokenizer
 from engine.backends.base import Backend
 from engine.backends.scripted import ScriptedBackend
 from engine.blocks import BlockPool
-from engine.clock import MonotonicClock
+from engine.clock import Clock, MonotonicClock
 from engine.controls import SampleRow
 from engine.cost import LinearCost
 from engine.inbox import Abort
@@ -94,6 +94,8 @@ class House:
         admin_key: str | None = None,
         config: Mapping[str, Any] | None = None,
         isolate_tenants: bool = False,
+        clock: Clock | None = None,
+        stuck_after_s: float | None = None,
         workers: int = 2,
         **scripted: Any,
     ) -> None:
@@ -102,7 +104,7 @@ class House:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
         self.config = Config.model_validate(dict(config or {}))
-        self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
+        self.bridge = Bridge(max_open=max_open, max_lag=max_lag, stuck_after_s=stuck_after_s)
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(
             policy(services=services()),
@@ -110,7 +112,7 @@ class House:
             Limits(step_tokens, rows, model_len, class_limits(self.config)),
             guard=NO_CPU_LIMIT,
         )
-        self.clock = MonotonicClock()
+        self.clock = clock or MonotonicClock()
         self.metrics = Metrics()
         self.thread = EngineThread(
             Engine(
