@@ -60,8 +60,7 @@ class DrainingServer(uvicorn.Server):
         self._cutting = False
 
     def serve_to_the_end(self) -> None:
-        """Serve, and return when everything has ended. Raises ConfigurationError."""
-        self._listener.listen()
+        """Serve, and return when everything has ended."""
         self.run(sockets=[self._listener.socket])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -15,7 +15,7 @@ BACKLOG = 2048
 
 
 class Listener:
-    """A bound socket. Nobody can connect before `listen`.
+    """A socket that clients can connect to; they wait until somebody accepts them.
 
     url: where clients reach it, with the port that was really taken.
     """
@@ -29,16 +29,18 @@ class Listener:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with self._or_refuse():
             self.socket.bind((server.host, server.port))
+            # Several may have bound the address; it is taken by the one that listens first.
+            self.socket.listen(BACKLOG)
+
+    @property
+    def at(self) -> str:
+        """Host and port."""
+        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
+        return f"{host}:{self.socket.getsockname()[1]}"
 
     @property
     def url(self) -> str:
-        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
-        return f"http://{host}:{self.socket.getsockname()[1]}"
-
-    def listen(self) -> None:
-        """Let clients connect. Raises ConfigurationError: another may have come first."""
-        with self._or_refuse():
-            self.socket.listen(BACKLOG)
+        return f"http://{self.at}"
 
     @contextmanager
     def _or_refuse(self) -> Iterator[None]:

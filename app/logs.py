@@ -124,7 +124,18 @@ class RequestLine:
 _requests: Final = structlog.stdlib.get_logger("octavo.request")
 
 
-PROBES: Final = frozenset({"/health", "/metrics", "/admin/blocks", "/admin/requests"})
+PROBES: Final = frozenset(
+    {
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/ping",
+        "/load",
+        "/metrics",
+        "/admin/blocks",
+        "/admin/requests",
+    }
+)
 """Routes that machines ask every few seconds."""
 
 

@@ -180,7 +180,6 @@ def _serve(config: Config, pipe: Connection) -> None:
     configure_logs("error", config.log.format)
     house = compose(config, Console(stderr=True, quiet=True))
     listener = Listener(config.server)
-    listener.listen()
     uvicorn_settings = uvicorn_config(house.application, config.server)
     with asyncio.Runner(loop_factory=uvicorn_settings.get_loop_factory()) as runner:
         runner.run(_answering(house, listener, uvicorn.Server(uvicorn_settings), pipe))

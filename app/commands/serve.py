@@ -12,6 +12,7 @@ from app.draining_server import DrainingServer, uvicorn_config
 from app.listener import Listener
 from app.logs import configure_logs
 from app.reload import Reload
+from app.waiting_room import WaitingRoom
 
 
 @click.command()
@@ -33,7 +34,8 @@ def serve(loaded: LoadedConfig) -> None:
     config = loaded.config
     configure_logs(config.log.level, config.log.format)
     listener = Listener(config.server)
-    house = compose(config, Console(stderr=True))
+    with WaitingRoom(listener, config.server):
+        house = compose(config, Console(stderr=True))
     uvicorn = uvicorn_config(house.application, config.server)
     service = house.service
     reload = Reload(loaded, service.policies, service.tenancy, house.bridge)

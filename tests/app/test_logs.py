@@ -147,7 +147,7 @@ def test_console_leaves_out_what_is_not_there() -> None:
     assert "None" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("route", ["/health", "/metrics"])
+@pytest.mark.parametrize("route", ["/health", "/health/live", "/health/ready", "/metrics"])
 def test_probes_are_seen_at_debug_level_only(route: str) -> None:
     quiet = configured("info")
     log_request(RequestLine(request_id="r", route=route, status=200))
