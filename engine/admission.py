@@ -145,6 +145,7 @@ class Admission:
         if self._refused:
             self._guard.save("refusal", "pick", None)
         line, closed = roster.waiting.line_of(head), roster.waiting.shut()
+        looks_up = roster.memory.cache and not head.unscored
         roster.start(head)
         restored = roster.host.restore(head)
         first = recomputed = 0
@@ -162,6 +163,9 @@ class Admission:
             head.cached = head.computed
             roster.counters.admitted += 1
             roster.counters.cached_tokens += head.cached
+            roster.counters.admitted_tokens += head.prompt_length
+            if looks_up:
+                roster.counters.looked_up_tokens += head.prompt_length
         roster.counters.recomputed_tokens += recomputed
         roster.counters.restored_blocks += restored
         roster.log("admit", head.id, self._forced, recomputed)

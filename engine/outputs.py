@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
@@ -87,7 +87,9 @@ class Counters:
     arrived = finished + rejected + cancelled + failed + expired + waiting + running (E6).
     prompt_tokens: prompt tokens computed, again after preemption too; recomputed_tokens: tokens
     that readmitted requests have to compute again; computed_rows: rows over all steps;
-    cached_tokens: prompt tokens found in the prefix cache, counted at the first admission;
+    cached_tokens: prompt tokens found in the prefix cache, counted at the first admission, as are
+    admitted_tokens, all prompt tokens of who was let in, and looked_up_tokens, those of them that
+    were looked for in the cache;
     offloaded_blocks and restored_blocks: blocks moved to host memory, and back.
     """
 
@@ -102,6 +104,8 @@ class Counters:
     preemptions: int = 0
     offloaded_blocks: int = 0
     restored_blocks: int = 0
+    admitted_tokens: int = 0
+    looked_up_tokens: int = 0
     finished: int = 0
     rejected: int = 0
     cancelled: int = 0
@@ -120,6 +124,8 @@ _totals = attrgetter(*(each.name for each in fields(Counters)))
 class Stats:
     """A snapshot of the engine, made on its own thread at most once a step: hence not frozen.
 
+    running_by_class, waiting_by_class: the same by service class. gated: those of the waiting whose
+    class is at its limit of running requests.
     forced_admissions: those the guard gave to the oldest ticket; policy_faults: what the policy
     did wrong, of any kind.
     """
@@ -127,6 +133,9 @@ class Stats:
     now: float = 0.0
     running: int = 0
     waiting: int = 0
+    running_by_class: Mapping[str, int] = field(default_factory=dict)
+    waiting_by_class: Mapping[str, int] = field(default_factory=dict)
+    gated: int = 0
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_total: int = 0

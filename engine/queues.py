@@ -105,6 +105,15 @@ class WaitingQueue:
         lane = self._lanes.get(slo_class)
         return len(lane.tickets) if lane else 0
 
+    def by_class(self) -> dict[str, int]:
+        """How many of each class wait; for metrics, made once a step."""
+        return {name: len(lane.tickets) for name, lane in self._lanes.items()}
+
+    @property
+    def gated(self) -> int:
+        """How many wait in classes that are closed."""
+        return sum(self.of_class(name) for name in self.closed) if self.closed else 0
+
     def shut(self) -> frozenset[str]:
         """The closed classes in which somebody waits."""
         if not self.closed:

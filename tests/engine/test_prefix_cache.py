@@ -24,7 +24,9 @@ def test_a_repeated_prompt_is_found_up_to_its_last_token(length, budget, depth) 
         expected = 0 if turn == 0 else (length - 1) // 16 * 16
         assert harness.outputs[request, 0][0].cached == expected
     assert harness.pool.free == harness.pool.total
-    assert harness.scheduler.counters.cached_tokens == 2 * ((length - 1) // 16 * 16)
+    counters = harness.scheduler.counters
+    assert counters.cached_tokens == 2 * ((length - 1) // 16 * 16)
+    assert counters.looked_up_tokens == counters.admitted_tokens == 3 * length
 
 
 def test_two_at_once_share_what_the_first_has_written_and_nothing_before() -> None:
@@ -76,6 +78,17 @@ def test_without_the_cache_nothing_is_found() -> None:
         harness.run()
         assert harness.outputs[request, 0][0].cached == 0
     assert harness.pool.cached == 0
+    assert harness.scheduler.counters.admitted_tokens == 96
+    assert harness.scheduler.counters.looked_up_tokens == 0
+
+
+def test_who_is_let_in_again_is_not_looked_up_again() -> None:
+    harness = Harness(blocks=4)
+    for _ in range(2):
+        harness.submit(list(range(100, 116)), max_tokens=40)
+    harness.run()
+    assert harness.scheduler.counters.preemptions > 0
+    assert harness.scheduler.counters.looked_up_tokens == 32
 
 
 def test_cached_blocks_are_evicted_for_whoever_needs_the_whole_pool() -> None:

@@ -8,6 +8,7 @@ from support.engines import GREEDY, Harness
 from engine.backends.scripted import by_prompt
 from engine.controls import RowControls
 from engine.inbox import Submission
+from engine.limits import ClassLimits
 from engine.outputs import FailureKind, Finish, FinishReason
 from policies.base import Demote, Hold, Policy, Reject, Share
 
@@ -396,3 +397,17 @@ def test_shares_shape_the_step() -> None:
     assert rows_of(harness)[0] == [(first, 0, 4), (second, 0, 4)]
     harness.run()
     assert len(harness.tokens(third)) == 1
+
+
+def test_a_snapshot_counts_who_waits_and_runs_by_class() -> None:
+    harness = Harness(rows=2, classes={"batch": ClassLimits(max_running=1)})
+    for slo_class in ("batch", "batch", "batch", "urgent", "urgent"):
+        harness.submit(4, max_tokens=4, slo_class=slo_class)
+    harness.step()
+    assert harness.stats.running_by_class == {"batch": 1, "urgent": 1}
+    assert harness.stats.waiting_by_class == {"batch": 2, "urgent": 1}
+    assert harness.stats.gated == 2
+    harness.run()
+    assert not any(harness.stats.running_by_class.values())
+    assert not any(harness.stats.waiting_by_class.values())
+    assert harness.stats.gated == 0
