@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from app.application import create_application
 from app.bridge import Bridge
 from app.config import Config, check_pool
-from app.metrics import Metrics
+from app.metrics import Metrics, Subject
 from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
@@ -99,6 +99,8 @@ def compose(config: Config, console: Console) -> House:
     core = compose_engine(config, console, bridge.emit)
     engine, model = core.engine, core.model
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
+    tenancy = Tenancy(config)
+    policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
     service = Service(
         model_id=config.model.served_name,
         created=int(time.time()),
@@ -110,11 +112,11 @@ def compose(config: Config, console: Console) -> House:
         executor=executor,
         limits=config.limits,
         sse=config.sse,
-        metrics=Metrics(),
+        metrics=_metrics(config, core, tenancy, policies),
         version=version("octavo"),
         max_body_bytes=config.server.max_body_bytes,
-        tenancy=Tenancy(config),
-        policies=PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost)),
+        tenancy=tenancy,
+        policies=policies,
         strict_fields=config.api.strict_fields,
         request_templates=config.api.request_templates,
         per_request_metrics=config.api.per_request_metrics,
@@ -124,6 +126,21 @@ def compose(config: Config, console: Console) -> House:
     application = create_application(service, lifespan, config.server.admin_key)
     _announce(config, core)
     return House(application, bridge, service)
+
+
+def _metrics(config: Config, core: Core, tenancy: Tenancy, policies: PolicyDesk) -> Metrics:
+    """What is measured, before anything has happened."""
+    engine = core.engine
+    subject = Subject(
+        model=config.model.served_name,
+        version=version("octavo"),
+        backend=_backend_name(config, core.path),
+        policy=lambda: policies.current.policy,
+        tenants=lambda: tenancy.tenant_names,
+        classes=lambda: tenancy.class_names,
+        clock=engine.clock,
+    )
+    return Metrics(config.metrics, subject, engine.scheduler.stats(engine.clock.now()))
 
 
 def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
@@ -182,6 +199,11 @@ def _load_model(
         )
 
 
+def _backend_name(config: Config, path: Path | None) -> str:
+    """Where tokens are computed."""
+    return "simulated" if path is None or config.engine.backend == "simulated" else "cpu"
+
+
 def _kv_memory(config: Config) -> int:
     """Bytes of the KV cache."""
     wanted = config.engine.kv_memory
@@ -208,13 +230,14 @@ def _naming_the_key(key: str) -> Iterator[None]:
 def _announce(config: Config, core: Core) -> None:
     """Log what was put together. Fields that do not apply are None."""
     path, model = core.path, core.model
-    real = path is not None and config.engine.backend != "simulated"
+    backend = _backend_name(config, path)
+    real = backend == "cpu"
     blocks = model.backend.total_blocks
     log.info(
         "ready to serve",
         model=config.model.served_name,
         file=str(path) if path else None,
-        backend="cpu" if real else "simulated",
+        backend=backend,
         dtype=config.model.dtype if real else None,
         threads=model.threads,
         native=model.native,

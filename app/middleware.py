@@ -64,7 +64,13 @@ class FrontDoor:
         if not record.status:
             record.status = CLIENT_CLOSED_REQUEST
             record.client_disconnected = True
-        self._metrics.count_http(route, scope["method"], record.status)
+        self._metrics.count_http(
+            route,
+            scope["method"],
+            record.status,
+            error=record.error,
+            left=record.client_disconnected,
+        )
         log_request(record.line(route, duration))
 
 

@@ -72,7 +72,7 @@ class GenerationResponse:
                 tenant=self._generation.tenant,
             ) as stream,
             self._service.directory.listed(ids, self._names),
-            self._service.metrics.follow(submissions),
+            self._service.metrics.follow(submissions, self._ending),
         ):
             reader = Reader(stream, submissions, self._choices, self._record)
             answer = self._streamed if self._generation.stream else self._whole
@@ -94,9 +94,15 @@ class GenerationResponse:
             for submission in self._generation.submissions:
                 last = reader.last_token_at(submission.id)
                 assert last is not None, "a request has ended that never said anything"
-                self._service.metrics.served(submission, last)
+                keys = [(submission.id, index) for index in range(submission.n)]
+                tokens = [reader.choices[key].tokens for key in keys]
+                self._service.metrics.served(submission, last, tokens)
         elif self._record.error is None:
             self._record.client_disconnected = True
+
+    def _ending(self, key: Key) -> str | None:
+        """How a sequence ended, for the metrics; None if it did not."""
+        return self._choices[key].finish_reason or ("error" if self._record.error else None)
 
     def _report(self, reader: Reader) -> Report:
         if not self._service.per_request_metrics:

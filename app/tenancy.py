@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -86,6 +86,16 @@ class Tenancy:
             for name, each in config.tenants.items()
             for key in each.keys
         }
+
+    @property
+    def tenant_names(self) -> Collection[str]:
+        """The tenants of the configuration."""
+        return self._tenants.keys()
+
+    @property
+    def class_names(self) -> Collection[str]:
+        """The classes of the configuration."""
+        return self._classes.keys()
 
     def caller(self, headers: Headers) -> Caller:
         """Who sends a request with these headers: one of the tenants of the configuration, always.

@@ -8,7 +8,8 @@ from typing import get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from app.config.schema import Config, Section
+from app.config.schema import Config
+from app.config.section import Section
 from app.problems import nearest
 
 Path = tuple[str, ...]

@@ -10,7 +10,8 @@ import yaml
 
 from app.config import document
 from app.config.keys import Path, row, subsection, unknown_key
-from app.config.schema import Config, Section
+from app.config.schema import Config
+from app.config.section import Section
 from app.explain import show
 from app.problems import Problem
 

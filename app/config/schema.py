@@ -10,7 +10,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from app.config.metrics_schema import MetricsConfig
+from app.config.section import Section
 
 DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
 DEFAULT: Final = "default"
@@ -101,12 +104,6 @@ Name: TypeAlias = Annotated[str, Field(min_length=1)]
 Label: TypeAlias = Annotated[str, AfterValidator(label)]
 HeaderName: TypeAlias = Annotated[str, AfterValidator(header_name)]
 Target: TypeAlias = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, strict, and closed to unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ServerConfig(Section):
@@ -440,4 +437,5 @@ class Config(Section):
     bridge: BridgeConfig = BridgeConfig()
     health: HealthConfig = HealthConfig()
     text: TextConfig = TextConfig()
+    metrics: MetricsConfig = MetricsConfig()
     log: LogConfig = LogConfig()

@@ -5,7 +5,8 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics import Histogram, Metrics
+from app.metrics import Metrics
+from app.metrics.histograms import Histogram
 from engine.controls import RowControls
 from engine.inbox import Submission
 from engine.outputs import Counters, Output, Stats, Timing
@@ -63,7 +64,7 @@ def test_latencies_are_measured_from_arrival_and_between_tokens(metrics):
     with metrics.follow([submission()]):
         metrics.observe([output(11.0, timing=Timing(10.0, 10.25))], Stats())
         metrics.observe([output(11.5), output(12.5)], Stats())
-        metrics.served(submission(), 12.5)
+        metrics.served(submission(), 12.5, [3])
     assert value(metrics, "octavo_queue_time_seconds_sum") == 0.25
     assert value(metrics, "octavo_time_to_first_token_seconds_sum") == 1.0
     assert value(metrics, "octavo_inter_token_latency_seconds_count") == 2

@@ -19,7 +19,7 @@ from app.application import create_application
 from app.bridge import Bridge
 from app.config.schema import Config, LimitsConfig, ServerConfig, SseConfig
 from app.draining_server import uvicorn_config
-from app.metrics import Metrics
+from app.metrics import Metrics, Subject
 from app.policy_desk import PolicyDesk
 from app.service import Service
 from app.tenancy import Tenancy, class_limits
@@ -113,7 +113,9 @@ class House:
             guard=NO_CPU_LIMIT,
         )
         self.clock = clock or MonotonicClock()
-        self.metrics = Metrics()
+        self.tenancy = Tenancy(self.config)
+        self.policies = PolicyDesk(self.config.scheduler, self.bridge, services)
+        self.metrics = self._metrics()
         self.thread = EngineThread(
             Engine(
                 scheduler=self.scheduler,
@@ -139,8 +141,8 @@ class House:
             metrics=self.metrics,
             version="0.0.0",
             max_body_bytes=max_body_bytes,
-            tenancy=Tenancy(self.config),
-            policies=PolicyDesk(self.config.scheduler, self.bridge, services),
+            tenancy=self.tenancy,
+            policies=self.policies,
             strict_fields=strict_fields,
             request_templates=request_templates,
             per_request_metrics=per_request_metrics,
@@ -151,6 +153,16 @@ class House:
         self.port = 0
         self.server: uvicorn.Server = None  # type: ignore[assignment]
         self.client: httpx2.AsyncClient = None  # type: ignore[assignment]
+
+    def _metrics(self) -> Metrics:
+        subject = Subject(
+            model=MODEL,
+            policy=lambda: self.policies.current.policy,
+            tenants=lambda: self.tenancy.tenant_names,
+            classes=lambda: self.tenancy.class_names,
+            clock=self.clock,
+        )
+        return Metrics(self.config.metrics, subject, self.scheduler.stats(self.clock.now()))
 
     @property
     def url(self) -> str:

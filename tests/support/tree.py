@@ -46,6 +46,7 @@ SILENT = {
     "deploy/kubernetes/samples": "For clusters with KEDA, or an inference gateway.",
     "deploy/prometheus": "What Prometheus scrapes, and what it warns of.",
     "docs/clients.md": "What to put where, in seven clients.",
+    "docs/metrics.md": "Every metric: its name, type and labels, and what it says.",
     "loadtest/RESULTS.md": "Beside other engines: tables made from peers/results.json.",
     "engine/native/src": "The C++ of it, compiled once for each instruction set.",
 }
