@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from app.bridge import Bridge
 from app.config.schema import ServerConfig
 from app.connection import LAST_WORDS_S, Connection
+from app.head import HeadLimits
 from app.listener import BACKLOG, Listener
 
 log = logging.getLogger("octavo")
@@ -24,9 +25,15 @@ log = logging.getLogger("octavo")
 
 def uvicorn_config(application: ASGIApp, server: ServerConfig, **options: Any) -> uvicorn.Config:
     """How this server wants uvicorn to be."""
+    connection = partial(
+        Connection,
+        send_timeout_s=server.send_timeout_s,
+        head_limits=HeadLimits(server.max_header_bytes, server.max_headers),
+    )
     return uvicorn.Config(
         application,
-        http=cast(Any, partial(Connection, send_timeout_s=server.send_timeout_s)),
+        http=cast(Any, connection),
+        ws="none",
         log_config=None,
         access_log=False,
         timeout_keep_alive=server.keep_alive_s,

@@ -94,6 +94,16 @@ def unauthorized(message: str) -> ApiError:
     )
 
 
+def malformed() -> ApiError:
+    """400: what came is no HTTP."""
+    return invalid("This is no HTTP request.", code="invalid_http")
+
+
+def head_too_large() -> ApiError:
+    """431: more header lines, or longer ones, than are read."""
+    return ApiError(431, "The head of the request is too large.", code="headers_too_large")
+
+
 def model_not_found(model: str) -> ApiError:
     return ApiError(
         404,

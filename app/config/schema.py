@@ -6,6 +6,7 @@ The descriptions are the comments of `config.yaml`; a test keeps the two equal. 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -25,10 +26,16 @@ MOST_WEIGHT: Final = 1e6
 MOST_BLOCKS: Final = 2**22
 """More than fits into any machine; each block takes memory beside what it holds."""
 
+HASHED: Final = "sha256:"
+"""In front of the hexadecimal SHA-256 of a key, which may stand in a key's place."""
+
 _UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_SHA256: Final = re.compile(r"sha256:[0-9A-Fa-f]{64}")
+_OF_NOTHING: Final = HASHED + hashlib.sha256(b"").hexdigest()
 _SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -63,14 +70,22 @@ def refuse_unbuilt(value: object) -> object:
     return value
 
 
-def bearer_token(secret: SecretStr) -> SecretStr:
-    """Accept what can stand behind `Authorization: Bearer` (RFC 6750, section 2.1).
+def hashed(secret: SecretStr) -> SecretStr:
+    """The sha256:HEX of a key, which is all that is kept of it; one that is hashed stays as it is.
 
-    Raises ValueError for anything else, and so for the asterisks that stand for a secret in print.
+    A plain key is what can stand behind `Authorization: Bearer` (RFC 6750, section 2.1). Raises
+    ValueError for anything else, and so for the asterisks that stand for a secret in print.
     """
-    if not _BEARER.fullmatch(secret.get_secret_value()):
-        raise ValueError("expected letters, digits and -._~+/ only, then any =")
-    return secret
+    text = secret.get_secret_value()
+    if text.startswith(HASHED):
+        if not _SHA256.fullmatch(text):
+            raise ValueError("expected 64 hexadecimal digits after sha256:")
+        if text.lower() == _OF_NOTHING:
+            raise ValueError("expected the hash of a key; this one is of an empty text")
+        return SecretStr(text.lower())
+    if not _BEARER.fullmatch(text):
+        raise ValueError("expected letters, digits and -._~+/ only, then any =; or sha256:HEX")
+    return SecretStr(HASHED + hashlib.sha256(text.encode()).hexdigest())
 
 
 def label(name: str) -> str:
@@ -87,6 +102,13 @@ def header_name(name: str) -> str:
     return name.lower()
 
 
+def origin(text: str) -> str:
+    """Accept what browsers send as Origin (RFC 6454, section 7), or *; raises ValueError."""
+    if text != "*" and not _ORIGIN.fullmatch(text):
+        raise ValueError("expected * or an origin such as https://chat.example.com, without a path")
+    return text
+
+
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
 OffloadMemory: TypeAlias = Annotated[int, BeforeValidator(parse_offload_memory)]
@@ -99,10 +121,11 @@ LogFormat: TypeAlias = Literal["auto", "json", "console"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
-Secret: TypeAlias = Annotated[SecretStr, AfterValidator(bearer_token)]
+Secret: TypeAlias = Annotated[SecretStr, AfterValidator(hashed)]
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 Label: TypeAlias = Annotated[str, AfterValidator(label)]
 HeaderName: TypeAlias = Annotated[str, AfterValidator(header_name)]
+WebOrigin: TypeAlias = Annotated[str, AfterValidator(origin)]
 Target: TypeAlias = Annotated[float, Field(gt=0)]
 
 
@@ -125,8 +148,18 @@ class ServerConfig(Section):
     max_body_bytes: Size = Field(
         default=4 * 2**20, ge=1, description="largest request body; more is answered 413"
     )
+    max_header_bytes: Size = Field(
+        default=32 * 2**10, ge=1024, description="largest head of a request; more is answered 431"
+    )
+    max_headers: Positive = Field(
+        default=100, description="most header lines of a request; more are answered 431"
+    )
+    cors_origins: list[WebOrigin] = Field(
+        default=[], description="origins whose pages may ask from a browser; [] for none"
+    )
     admin_key: Secret | None = Field(
-        default=None, description="bearer token of the /admin routes; null: there are none"
+        default=None,
+        description="key of the /admin routes, plain or sha256:HEX; null: there are none",
     )
 
 
@@ -284,7 +317,8 @@ class TenantConfig(Section):
     """A tenant: how its requests are known, and what they may have."""
 
     keys: list[Secret] = Field(
-        default=[], description="API keys, sent as Authorization: Bearer KEY; none: by header only"
+        default=[],
+        description="API keys, plain or sha256:HEX; sent as Authorization: Bearer KEY",
     )
     weight: Annotated[float, Field(ge=1 / MOST_WEIGHT, le=MOST_WEIGHT)] = Field(
         default=1.0, description="its share beside the others', for policies that share"

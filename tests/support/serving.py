@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from app.application import create_application
 from app.bridge import Bridge
-from app.config.schema import Config, LimitsConfig, ServerConfig, SseConfig
+from app.config.schema import Config, LimitsConfig, SseConfig
 from app.draining_server import uvicorn_config
 from app.metrics import Metrics, Subject
 from app.policy_desk import PolicyDesk
@@ -149,7 +149,9 @@ class House:
             isolate_tenants=isolate_tenants,
         )
         key = None if admin_key is None else SecretStr(admin_key)
-        self.application = create_application(self.service, admin_key=key)
+        self.application = create_application(
+            self.service, admin_key=key, cors_origins=self.config.server.cors_origins
+        )
         self.port = 0
         self.server: uvicorn.Server = None  # type: ignore[assignment]
         self.client: httpx2.AsyncClient = None  # type: ignore[assignment]
@@ -220,7 +222,8 @@ async def serving(**options: Any) -> AsyncIterator[House]:
     """A house that is served on a free port of loopback; everything is checked when it closes."""
     house = House(**options)
     house.bridge.start(house.thread)
-    config = ServerConfig(keep_alive_s=60, send_timeout_s=house.send_timeout_s)
+    own = {"keep_alive_s": 60, "send_timeout_s": house.send_timeout_s}
+    config = house.config.server.model_copy(update=own)
     server = uvicorn.Server(uvicorn_config(house.application, config, lifespan="off"))
     house.server = server
     listener = socket.create_server(("127.0.0.1", 0))
