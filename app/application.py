@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
@@ -19,7 +20,7 @@ from app.admin_door import AdminDoor
 from app.bridge import NotReady, Overloaded, QuotaExceeded
 from app.errors import ApiError, not_ready, overloaded, quota_exceeded
 from app.generation import prepare_chat, prepare_completion, prepare_response
-from app.middleware import FrontDoor
+from app.middleware import REQUEST_ID, FrontDoor
 from app.problems import nearest
 from app.record import record_of
 from app.routes.blocks import blocks
@@ -31,21 +32,28 @@ from app.routes.status import health, live, load, metrics, openapi_document, rea
 from app.routes.tokens import detokenize, tokenize
 from app.service import Service
 from app.stream import tame_sse_starlette
+from app.tenant_door import TenantDoor
 
 SIMILAR_PATH = 0.78
 """How much of a wrong path must agree with a right one for that to be what was meant."""
+
+ADMIN = "/admin"
+
+EXPOSED = (REQUEST_ID, "retry-after", "retry-after-ms", "x-should-retry")
+"""Headers of replies that scripts of other origins may read."""
 
 
 def create_application(
     service: Service,
     lifespan: Lifespan[Starlette] | None = None,
     admin_key: SecretStr | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """Put the HTTP side together.
 
     `lifespan` starts and stops what `service` needs (engine thread, bridge, executor); the
     application itself holds nothing. Metrics listen to the bridge from here on. Without an
-    `admin_key` there is nothing below /admin.
+    `admin_key` there is nothing below /admin. cors_origins: whose pages may ask from a browser.
     """
     tame_sse_starlette()
     service.bridge.add_observer(service.metrics.observe)
@@ -54,7 +62,7 @@ def create_application(
     admin = [] if admin_key is None else [_admin(service, admin_key)]
     application = Starlette(
         routes=[*routes, *admin],
-        middleware=[Middleware(FrontDoor, metrics=service.metrics)],
+        middleware=_doors(service, [f"{ADMIN}/"] if admin else [], cors_origins),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: partial(_http_error, paths),
@@ -66,6 +74,27 @@ def create_application(
     )
     application.router.redirect_slashes = False
     return application
+
+
+def _doors(
+    service: Service, elsewhere: Sequence[str], cors_origins: Sequence[str]
+) -> list[Middleware]:
+    """What goes around the routes, outermost first. Browsers ask without a key what they may ask.
+
+    elsewhere: paths below these have a door of their own.
+    """
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=EXPOSED,
+    )
+    return [
+        Middleware(FrontDoor, metrics=service.metrics),
+        *([cors] if cors_origins else []),
+        Middleware(TenantDoor, tenancy=service.tenancy, elsewhere=elsewhere),
+    ]
 
 
 def _routes(service: Service) -> list[Route]:
@@ -97,7 +126,7 @@ def _routes(service: Service) -> list[Route]:
 def _admin(service: Service, key: SecretStr) -> Mount:
     """The routes below /admin, all of them behind the door."""
     return Mount(
-        "/admin",
+        ADMIN,
         routes=[
             Route("/blocks", partial(blocks, service), methods=["GET"]),
             Route("/requests", partial(list_requests, service), methods=["GET"]),

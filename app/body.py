@@ -32,7 +32,7 @@ def _refuse_unclear(request: Request, content_type: str) -> None:
     """415 unless the body may be read as JSON although it does not say that it is.
 
     Browsers let any page send such a body here without asking first; what says JSON they only
-    send if the server agrees, which it does not (there is no CORS).
+    send if the server agrees, which it does for `server.cors_origins` only.
     """
     if content_type not in ("", FORM):
         raise ApiError(

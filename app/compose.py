@@ -123,7 +123,8 @@ def compose(config: Config, console: Console) -> House:
         isolate_tenants=config.engine.prefix_scope == "tenant",
     )
     lifespan = _lifespan(service, EngineThread(engine), model)
-    application = create_application(service, lifespan, config.server.admin_key)
+    server = config.server
+    application = create_application(service, lifespan, server.admin_key, server.cors_origins)
     _announce(config, core)
     return House(application, bridge, service)
 

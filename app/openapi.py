@@ -51,8 +51,8 @@ ERRORS: Final[Mapping[int, str]] = {
     503: "the server starts, drains, or has broken down; or the request waited too long",
 }
 
-BODY_ERRORS: Final = (400, 404, 413, 415)
-GENERATION_ERRORS: Final = (*BODY_ERRORS, 401, 408, 429, 500, 503)
+BODY_ERRORS: Final = (400, 401, 404, 413, 415)
+GENERATION_ERRORS: Final = (*BODY_ERRORS, 408, 429, 500, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ OPERATIONS: Final = (
         streams=True,
         errors=GENERATION_ERRORS,
     ),
-    Operation("get", "/v1/models", "The served models", reply=ModelList),
-    Operation("get", "/v1/models/{id}", "One model", reply=ModelCard, errors=(404,)),
+    Operation("get", "/v1/models", "The served models", reply=ModelList, errors=(401,)),
+    Operation("get", "/v1/models/{id}", "One model", reply=ModelCard, errors=(401, 404)),
     Operation(
         "post",
         "/tokenize",
@@ -126,9 +126,9 @@ OPERATIONS: Final = (
     Operation("get", "/health/ready", "Whether a request would be taken now", errors=(503,)),
     Operation("get", "/ping", "As /health", errors=(503,)),
     Operation("post", "/ping", "As /health", errors=(503,)),
-    Operation("get", "/load", "How many requests are open", reply=LoadReply),
-    Operation("get", "/version", "The version", reply=VersionReply),
-    Operation("get", "/metrics", "Metrics for Prometheus", text=True),
+    Operation("get", "/load", "How many requests are open", reply=LoadReply, errors=(401,)),
+    Operation("get", "/version", "The version", reply=VersionReply, errors=(401,)),
+    Operation("get", "/metrics", "Metrics for Prometheus", text=True, errors=(401,)),
 )
 
 

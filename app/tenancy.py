@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from app.config.schema import DEFAULT, ClassConfig, Config, IdentityConfig, TenantConfig
 from app.errors import unauthorized
-from app.keys import bearer, digest
+from app.keys import KeyRing
 from engine.limits import ClassLimits
 
 
@@ -81,11 +81,14 @@ class Tenancy:
         self._classes = {name: _terms(name, each) for name, each in config.classes.items()}
         self._tenants = {name: _tenant(name, each) for name, each in config.tenants.items()}
         self._default = self._tenants.get(DEFAULT, Tenant())
-        self._by_key = {
-            digest(key.get_secret_value().encode()): self._tenants[name]
-            for name, each in config.tenants.items()
-            for key in each.keys
-        }
+        self._keys = KeyRing(
+            (key, self._tenants[name]) for name, each in config.tenants.items() for key in each.keys
+        )
+
+    def admit(self, headers: Headers) -> None:
+        """Raises ApiError (401) for who shows no tenant's key, where one is required."""
+        if self._identity.require_key:
+            self._by_key(headers)
 
     @property
     def tenant_names(self) -> Collection[str]:
@@ -103,17 +106,19 @@ class Tenancy:
         The key tells the tenant, unless a trusted header names another one that there is. Raises
         ApiError (401) without a tenant's key where one is required.
         """
-        tenant = self._by_key.get(digest(bearer(headers)))
-        if tenant is None:
-            if self._identity.require_key:
-                raise unauthorized("An API key is needed: Authorization: Bearer KEY.")
-            tenant = self._default
+        tenant = self._by_key(headers)
         if not self._identity.trust_proxy_headers:
             return Caller(tenant, None, self._classes)
         named = self._first(headers, self._identity.tenant_headers, self._tenants)
         classes = {**self._classes, DEFAULT: None}
         objective = self._first(headers, self._identity.class_headers, classes)
         return Caller(self._tenants[named] if named else tenant, objective, self._classes)
+
+    def _by_key(self, headers: Headers) -> Tenant:
+        tenant = self._keys.owner(headers)
+        if tenant is None and self._identity.require_key:
+            raise unauthorized("An API key is needed: Authorization: Bearer KEY.")
+        return tenant or self._default
 
     def _first(
         self, headers: Headers, names: Sequence[str], known: Mapping[str, object]

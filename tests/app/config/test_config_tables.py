@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,43 @@ def test_entries_have_the_names_that_the_file_gives_them() -> None:
         "interactive": ClassConfig(ttft_s=0.5, priority=-1, max_waiting=8),
         "batch": ClassConfig(),
     }
-    assert [key.get_secret_value() for key in config.tenants["acme"].keys] == [
-        "key-of-acme",
-        "another",
-    ]
+    assert len(config.tenants["acme"].keys) == 2
+
+
+def test_of_a_key_no_more_than_its_hash_is_kept_however_it_is_written() -> None:
+    digest = hashlib.sha256(b"key-of-acme").hexdigest()
+    for text in ("key-of-acme", f"sha256:{digest}", f"sha256:{digest.upper()}"):
+        config = load_config(overrides=[f"tenants.a.keys=['{text}']"])
+        assert [key.get_secret_value() for key in config.tenants["a"].keys] == [f"sha256:{digest}"]
+    assert load_config(overrides=["server.admin_key=k"]).server.admin_key.get_secret_value() == (
+        "sha256:" + hashlib.sha256(b"k").hexdigest()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sha256:abc", "expected 64 hexadecimal digits after sha256:"),
+        (f"sha256:{'g' * 64}", "expected 64 hexadecimal digits after sha256:"),
+        (f"sha256:{hashlib.sha256(b'').hexdigest()}", "this one is of an empty text"),
+        ("**********", "expected letters, digits"),
+    ],
+)
+def test_what_is_neither_key_nor_hash_of_one_is_refused_and_not_shown(text, why) -> None:
+    told = problem(f"tenants.a.keys=['{text}']")
+    assert why in told
+    assert text not in told
+
+
+def test_a_hash_and_its_key_are_one_key() -> None:
+    digest = hashlib.sha256(b"another").hexdigest()
+    told = problem(f"tenants.b.keys=['sha256:{digest}']", text=YAML)
+    assert told == "--set: tenants.b.keys: a key that tenants.acme.keys is or has, too"
+
+
+@pytest.mark.parametrize("text", ["https://a.example/", "a.example", "null", "https://A.example"])
+def test_an_origin_that_no_browser_would_send_is_refused(text) -> None:
+    assert "expected * or an origin" in problem(f"server.cors_origins=['{text}']")
 
 
 def test_later_sources_add_entries_and_change_single_keys() -> None:
