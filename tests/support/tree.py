@@ -21,6 +21,7 @@ TOP_LEVEL = {
     "CONTRIBUTING.md": "How to add a policy, and how the code is written and tested.",
     "LICENSE": "Apache-2.0.",
     "Makefile": "Every command.",
+    "SECURITY.md": "What is defended how, and what is not.",
     "config.yaml": "Every knob with its default.",
     "pyproject.toml": "Packages, pins, linters, import contracts.",
 }
