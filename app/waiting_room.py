@@ -44,7 +44,7 @@ class WaitingRoom:
         self._listener = listener
         # Closing a duplicate leaves the listener as it is.
         self._socket = listener.socket.dup()
-        options = uvicorn_config(turn_away, server, lifespan="off", ws="none")
+        options = uvicorn_config(turn_away, server, lifespan="off")
         self._server = _UntilTold(options)
         self._thread = threading.Thread(target=self._serve, name="octavo-loading", daemon=True)
 

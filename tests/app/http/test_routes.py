@@ -125,7 +125,7 @@ async def test_a_valid_request_id_is_echoed(house, given):
         assert reply.headers["x-request-id"] == given
 
 
-@pytest.mark.parametrize("given", ["", "x" * 129, "with space", "semi;colon", "x" * 50_000])
+@pytest.mark.parametrize("given", ["", "x" * 129, "with space", "semi;colon", "x" * 30_000])
 async def test_another_request_id_is_replaced(house, given):
     reply = await house.client.get("/health", headers={"x-request-id": given})
     assert reply.status_code == 200
