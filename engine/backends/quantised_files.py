@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -117,7 +118,7 @@ def torch_is_exact() -> bool:
 def _made(
     path: str | PathLike[str], config: ModelConfig, tokens: Sequence[int], most: int
 ) -> Weights:
-    weights = quantisation.watched(load_weights(path, config), most)
+    weights = quantisation.watched(partial(load_weights, path, config), most)
     if tokens:
         _run(weights, config, tokens[:CALIBRATION_TOKENS])
     return quantisation.quantised(weights)

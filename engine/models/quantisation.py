@@ -2,7 +2,7 @@
 
 A matrix that is `Watched` multiplies as before, and becomes int8 when it does so for the first
 time: what it multiplied, a short text, says what its activations are like. So no activations are
-kept, and the float32 matrix is given back while those of later layers are still in use.
+kept, and no more than one matrix of the layers is there in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.models.products import (
     quantise_rows,
 )
 from engine.models.smoothing import MOST_OUTPUTS, Side, balanced
-from engine.models.weights import LayerWeights, Weights
+from engine.models.weights import Keep, LayerWeights, Weights
 
 MATRICES = ("qkv", "attn_out", "gate_up", "down")
 """The matrices of a layer."""
@@ -41,29 +41,36 @@ CHUNK_ROWS = 4096
 """What is computed at once where the vocabulary is long, for the memory it takes."""
 
 
+def _given_back() -> Tensor:
+    raise ValueError("a watched matrix multiplies once")
+
+
 @dataclass(slots=True)
 class Watched:
-    """A matrix of float32 until it multiplies, then of int8. most: the largest number of a weight.
+    """A matrix that is made in float32 when it multiplies, and is int8 from then on.
 
-    quantised: what became of it; None before.
+    most: the largest number of a weight. quantised: what became of it; None before.
     """
 
-    matrix: Tensor
+    make: Callable[[], Tensor]
     most: int
     quantised: QuantisedMatrix | None = None
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x times the float32 matrix, once. Raises ValueError for a second time."""
-        if self.quantised is not None:
-            raise ValueError("a watched matrix multiplies once")
-        product = multiply(x, self.matrix)
-        self.become(balanced(*layer_sides(x, self.matrix, product)))
+        matrix = self.make()
+        product = multiply(x, matrix)
+        self._become(matrix, balanced(*layer_sides(x, matrix, product)))
         return product if bias is None else product.add_(bias)
 
-    def become(self, factors: Tensor | None) -> QuantisedMatrix:
+    def finished(self) -> QuantisedMatrix:
+        """What became of it, or becomes of it now without smoothing."""
+        return self.quantised or self._become(self.make(), None)
+
+    def _become(self, matrix: Tensor, factors: Tensor | None) -> QuantisedMatrix:
         """Make the int8 matrix, whose activations are divided by `factors`."""
-        self.quantised = quantised_matrix(self.matrix, factors, self.most)
-        self.matrix = torch.empty(0)  # its memory is needed for the next ones
+        self.quantised = quantised_matrix(matrix, factors, self.most)
+        self.make = _given_back  # whatever it held is needed for the next ones
         return self.quantised
 
 
@@ -79,20 +86,19 @@ class WatchedHead(Watched):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Zeros [rows, 1], whatever x is; the head becomes int8."""
         assert bias is None
-        self.become(balanced(*head_sides(x, self.matrix)))
+        matrix = self.make()
+        self._become(matrix, balanced(*head_sides(x, matrix)))
         return torch.zeros(len(x), 1)
 
 
-def watched(weights: Weights, most: int = INT8_MAX) -> Weights:
-    """The same weights with every matrix `Watched`. most: the largest number of a weight."""
+def watched(load: Callable[[Keep], Weights], most: int = INT8_MAX) -> Weights:
+    """The weights that `load` gives, with every matrix `Watched`.
 
-    def watch(matrix: Matrix) -> Watched:
-        return Watched(_dense(matrix), most)
-
-    tied = weights.head is weights.embedding
-    head = WatchedHead(_dense(weights.head), most, tied=tied)
-    layers = tuple(_mapped(layer, watch) for layer in weights.layers)
-    return replace(weights, layers=layers, head=head)
+    most: the largest number of a weight.
+    """
+    weights = load(lambda make: Watched(make, most))
+    dense, tied = _dense(weights.head), weights.head is weights.embedding
+    return replace(weights, head=WatchedHead(lambda: dense, most, tied=tied))
 
 
 def quantised(weights: Weights) -> Weights:
@@ -100,7 +106,7 @@ def quantised(weights: Weights) -> Weights:
 
     def convert(matrix: Matrix) -> QuantisedMatrix:
         assert isinstance(matrix, Watched)
-        return matrix.quantised or matrix.become(None)
+        return matrix.finished()
 
     assert isinstance(weights.head, WatchedHead)
     layers = tuple(_mapped(layer, convert) for layer in weights.layers)

@@ -38,6 +38,9 @@ MOST_OUTPUTS = 512
 """Rows of weights that maxima are taken of, evenly from all there are. Of activations every row is
 taken: which channels peak differs from token to token."""
 
+CHUNK_ELEMENTS = 1 << 18
+"""Elements of rows looked at in one go: they stay in a core's second cache."""
+
 FLOOR = 1e-6
 """Of the mean: a channel that is quieter than this counts as this."""
 
@@ -74,15 +77,19 @@ class Side:
 
     def maxima(self, factors: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of squares of the rows' maxima after `factors`, and each channel's part in it."""
-        scaled = self.rows * factors
-        largest = scaled.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).tiny)
-        parts = scaled.div_(largest)
-        for _ in range(DOUBLINGS):
-            parts.square_()
-        parts /= parts.sum(dim=1, keepdim=True)
-        squares = self.counts * largest[:, 0].square()
-        total = squares.sum()
-        return total, squares @ parts / total
+        some = max(1, CHUNK_ELEMENTS // len(factors))
+        tiny = torch.finfo(factors.dtype).tiny
+        total, parts = torch.zeros(()), torch.zeros_like(factors)
+        for rows, counts in zip(self.rows.split(some), self.counts.split(some), strict=True):
+            powers = rows * factors
+            largest = powers.amax(dim=1).clamp_(min=tiny)
+            powers.div_(largest[:, None])
+            for _ in range(DOUBLINGS):
+                powers.square_()
+            squares = counts * largest.square()
+            total += squares.sum()
+            parts += (squares / powers.sum(dim=1)) @ powers
+        return total, parts / total
 
 
 def balanced(activations: Side, weights: Side) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -42,33 +43,50 @@ class Weights:
     head: Matrix  # [vocab, hidden]
 
 
-def assemble(config: ModelConfig, load: Callable[[str], Tensor]) -> Weights:
-    """The weights of a model whose tensors `load` gives, by the names of `engine.models.shapes`."""
+Keep: TypeAlias = Callable[[Callable[[], Tensor]], Matrix]
+"""What a layer's matrix is kept as, from how to make it in float32."""
+
+
+def assemble(
+    config: ModelConfig, load: Callable[[str], Tensor], keep: Keep | None = None
+) -> Weights:
+    """The weights of a model whose tensors `load` gives, by the names of `engine.models.shapes`.
+
+    keep: what the matrices of its layers are kept as; None: in float32, made at once.
+    """
     embedding = load("token_embd.weight")
     return Weights(
         embedding=embedding,
-        layers=tuple(_layer(config, load, f"blk.{index}.") for index in range(config.layers)),
+        layers=tuple(_layer(config, load, keep, f"blk.{index}.") for index in range(config.layers)),
         norm=load("output_norm.weight"),
         head=embedding if config.tied_head else load("output.weight"),
     )
 
 
-def _layer(config: ModelConfig, load: Callable[[str], Tensor], prefix: str) -> LayerWeights:
+def _layer(
+    config: ModelConfig, load: Callable[[str], Tensor], keep: Keep | None, prefix: str
+) -> LayerWeights:
     def stacked(*names: str) -> Tensor:
         return torch.cat([load(prefix + name) for name in names])
 
     def optional(present: bool, *names: str) -> Tensor | None:
         return stacked(*names) if present else None
 
+    def kept(*names: str) -> Matrix:
+        def make() -> Tensor:
+            return stacked(*names) if len(names) > 1 else load(prefix + names[0])
+
+        return make() if keep is None else keep(make)
+
     return LayerWeights(
         attn_norm=load(prefix + "attn_norm.weight"),
-        qkv=stacked("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+        qkv=kept("attn_q.weight", "attn_k.weight", "attn_v.weight"),
         qkv_bias=optional(config.attention_bias, "attn_q.bias", "attn_k.bias", "attn_v.bias"),
         q_norm=optional(config.qk_norm, "attn_q_norm.weight"),
         k_norm=optional(config.qk_norm, "attn_k_norm.weight"),
-        attn_out=load(prefix + "attn_output.weight"),
+        attn_out=kept("attn_output.weight"),
         attn_out_bias=optional(config.output_bias, "attn_output.bias"),
         ffn_norm=load(prefix + "ffn_norm.weight"),
-        gate_up=stacked("ffn_gate.weight", "ffn_up.weight"),
-        down=load(prefix + "ffn_down.weight"),
+        gate_up=kept("ffn_gate.weight", "ffn_up.weight"),
+        down=kept("ffn_down.weight"),
     )

@@ -1,5 +1,6 @@
 """int8 weights: what they lose, and that they come back from disk as they were."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.engine.models.tiny_llama import CONFIG, random_tensors
 
 def watched() -> Weights:
     tensors = {name: torch.from_numpy(t) for name, t in random_tensors(CONFIG).items()}
-    return quantisation.watched(assemble(CONFIG, tensors.__getitem__))
+    return quantisation.watched(partial(assemble, CONFIG, tensors.__getitem__))
 
 
 def matrices(weights: Weights):
@@ -25,7 +26,7 @@ def matrices(weights: Weights):
 
 def activations(matrix: quantisation.Watched):
     """Some, of channels that differ."""
-    random, inputs = torch.Generator().manual_seed(0), matrix.matrix.shape[1]
+    random, inputs = torch.Generator().manual_seed(0), matrix.make().shape[1]
     return torch.randn(32, inputs, generator=random) * (torch.rand(inputs, generator=random) + 0.1)
 
 
@@ -94,7 +95,7 @@ def test_a_matrix_that_saw_nothing_is_not_smoothed() -> None:
 def test_watched_weights_multiply_as_before_and_become_int8() -> None:
     w = torch.randn(6, 8, generator=torch.Generator().manual_seed(4))
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(5))
-    matrix = quantisation.Watched(w.clone(), 63)
+    matrix = quantisation.Watched(w.clone, 63)
     product = matrix.multiply(x, torch.ones(6))
     torch.testing.assert_close(product, x @ w.T + 1)
     assert matrix.quantised is not None

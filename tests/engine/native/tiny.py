@@ -33,12 +33,12 @@ def library():
 def int8_weights(config: ModelConfig = CONFIG, seed: int = 0) -> Weights:
     """Random weights, quantised for random activations."""
     tensors = {name: torch.from_numpy(t) for name, t in random_tensors(config, seed).items()}
-    watched = quantisation.watched(assemble(config, tensors.__getitem__))
+    watched = quantisation.watched(functools.partial(assemble, config, tensors.__getitem__))
     random = torch.Generator().manual_seed(seed)
     for layer in watched.layers:
         for name in quantisation.MATRICES:
             matrix = getattr(layer, name)
-            inputs = matrix.matrix.shape[1]
+            inputs = matrix.make().shape[1]
             channels = torch.rand(inputs, generator=random) + 0.5
             matrix.multiply(torch.randn(32, inputs, generator=random) * channels, None)
     return quantisation.quantised(watched)
