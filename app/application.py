@@ -17,12 +17,13 @@ from starlette.routing import Mount, Route
 from starlette.types import Lifespan
 
 from app.admin_door import AdminDoor
-from app.bridge import NotReady, Overloaded, QuotaExceeded
+from app.bridge import NotReady
 from app.errors import ApiError, not_ready, overloaded, quota_exceeded
 from app.generation import prepare_chat, prepare_completion, prepare_response
 from app.middleware import REQUEST_ID, FrontDoor
 from app.problems import nearest
 from app.record import record_of
+from app.room import Overloaded, QuotaExceeded
 from app.routes.blocks import blocks
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models

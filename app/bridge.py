@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from app.room import ANYBODY, Room
 from app.step_watch import StepWatch
 from app.tenancy import Tenant
 from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
@@ -51,25 +52,8 @@ log = logging.getLogger("octavo.bridge")
 
 LAGGED = Failure(FailureKind.CLIENT_LAGGED, "the client reads too slowly; the stream was cut")
 NOT_STARTED = Failure(FailureKind.NOT_READY, "the engine has not started yet", 1.0)
-ANYBODY = Tenant()
 BUSY = Failure(FailureKind.NOT_READY, "the engine is too busy to be looked into", 1.0)
 DRAINING = Failure(FailureKind.SHUTTING_DOWN, "the server is shutting down", 5.0)
-
-
-class Overloaded(Exception):
-    """The house is full: nothing crossed to the engine."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class QuotaExceeded(Exception):
-    """The tenant has as many requests open as it may: nothing crossed to the engine."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class NotReady(Exception):
@@ -159,13 +143,21 @@ class Stream:
 class Bridge:
     """The asyncio side's only way to the engine. All methods but `emit` run on the event loop."""
 
-    def __init__(self, *, max_open: int, max_lag: int, stuck_after_s: float | None = None) -> None:
-        """stuck_after_s: age of a step from which the engine counts as stuck; None: never."""
-        self._max_open = max_open
+    def __init__(
+        self,
+        *,
+        max_open: int,
+        max_lag: int,
+        max_waiting_tokens: int | None = None,
+        stuck_after_s: float | None = None,
+    ) -> None:
+        """max_open, max_waiting_tokens: as of Room. stuck_after_s: as of StepWatch.
+
+        max_lag: tokens that a reader may lag behind.
+        """
+        self._room = Room(max_open, max_waiting_tokens)
         self._max_lag = max_lag
         self._streams: dict[int, Stream] = {}
-        self._sequences = 0
-        self._of_tenant: Counter[str] = Counter()
         self._ids = itertools.count(1)
         self._outbox: deque[tuple[Sequence[Output], Stats]] = deque()
         self._wake_up_posted = False
@@ -241,23 +233,15 @@ class Bridge:
         """An id for a submission: unique, and none of the client's business."""
         return next(self._ids)
 
-    def require_room(self, tenant: Tenant = ANYBODY, sequences: int = 1) -> None:
-        """Raise Overloaded, QuotaExceeded or NotReady if so many sequences would be refused now.
+    def require_room(self, tenant: Tenant = ANYBODY, sequences: int = 1, tokens: int = 1) -> None:
+        """Raise Overloaded, QuotaExceeded or NotReady if such a request would be refused now.
 
+        tokens: of its prompts.
         To be asked before work is put into reading a request; `open` asks again.
         """
         if (failure := self.failure) is not None:
             raise NotReady(failure)
-        if self._sequences + sequences > self._max_open:
-            message = (
-                f"the server holds {self._sequences} sequences and takes {self._max_open} at most; "
-                "try again later"
-            )
-            raise Overloaded(message, 1.0)
-        most, has = tenant.most_open, self._of_tenant[tenant.name]
-        if most is not None and has + sequences > most:
-            message = f"tenant {tenant.name} has {has} sequences open and may have {most} at most"
-            raise QuotaExceeded(message, 1.0)
+        self._room.require(tenant, sequences, tokens)
 
     @contextmanager
     def open(
@@ -274,12 +258,11 @@ class Bridge:
         tenant: whose quota they count against.
         Raises Overloaded, QuotaExceeded or NotReady before anything crosses.
         """
-        sequences = sum(submission.sequences for submission in submissions)
-        self.require_room(tenant, sequences)
+        if (failure := self.failure) is not None:
+            raise NotReady(failure)
+        self._room.enter(tenant, submissions)
         stream = Stream(self, submissions, self._max_lag, on_cut)
         self._streams.update((submission.id, stream) for submission in submissions)
-        self._sequences += sequences
-        self._of_tenant[tenant.name] += sequences
         self._idle.clear()
         for submission in submissions:
             self.post(submission)
@@ -290,8 +273,7 @@ class Bridge:
         finally:
             for submission in submissions:
                 del self._streams[submission.id]
-            self._sequences -= sequences
-            self._of_tenant[tenant.name] -= sequences
+            self._room.leave(tenant, submissions)
             if not self._streams:
                 self._idle.set()
             for request in stream.unfinished:
@@ -387,6 +369,7 @@ class Bridge:
             outputs, stats = self._outbox.popleft()
             self.stats = stats
             for output in outputs:
+                self._room.answered(output.request)
                 stream = self._streams.get(output.request)
                 if stream is not None and not stream.put(output):
                     for request in stream.unfinished:

@@ -94,6 +94,7 @@ def compose(config: Config, console: Console) -> House:
     bridge = Bridge(
         max_open=config.limits.max_open_requests,
         max_lag=config.bridge.max_lag,
+        max_waiting_tokens=config.limits.max_waiting_tokens,
         stuck_after_s=config.health.stuck_after_s,
     )
     core = compose_engine(config, console, bridge.emit)

@@ -377,6 +377,10 @@ class LimitsConfig(Section):
     max_open_requests: Positive = Field(
         default=256, description="most requests accepted at once; more are answered 429"
     )
+    max_waiting_tokens: Positive | None = Field(
+        default=None,
+        description="most tokens of prompts without an answer yet; then 429; null: no limit",
+    )
     max_output_tokens: Positive | None = Field(
         default=None, description="most tokens of one answer; null: what the context leaves"
     )

@@ -6,10 +6,11 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.bridge import NotReady, Overloaded
+from app.bridge import NotReady
 from app.errors import house_full, not_ready
 from app.metrics import CONTENT_TYPE
 from app.openapi import openapi
+from app.room import Overloaded
 from app.service import Service
 
 

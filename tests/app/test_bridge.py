@@ -9,7 +9,8 @@ import time
 import pytest
 from support.engines import GREEDY, services
 
-from app.bridge import Bridge, NotReady, Overloaded, Stream
+from app.bridge import Bridge, NotReady, Stream
+from app.room import Overloaded
 from engine.backends.scripted import ScriptedBackend
 from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
@@ -27,9 +28,16 @@ class House:
     """A bridge with a real engine thread on the scripted backend behind it."""
 
     def __init__(
-        self, *, max_open=64, max_lag=4096, rows=4, scheduler=Scheduler, **scripted
+        self,
+        *,
+        max_open=64,
+        max_lag=4096,
+        max_waiting=None,
+        rows=4,
+        scheduler=Scheduler,
+        **scripted,
     ) -> None:
-        self.bridge = Bridge(max_open=max_open, max_lag=max_lag)
+        self.bridge = Bridge(max_open=max_open, max_lag=max_lag, max_waiting_tokens=max_waiting)
         self.backend = ScriptedBackend(64, **scripted)
         limits = Limits(step_tokens=64, rows=rows, model_len=1024)
         self.scheduler = scheduler(FCFS(services=services()), BlockPool(64), limits)
@@ -184,6 +192,38 @@ async def test_the_house_is_full_at_max_open_sequences(house) -> None:
             pytest.fail("one too many was let in")
     with one.bridge.open(one.submission()) as stream:
         assert len(await read(stream)) == 5
+
+
+async def test_prompts_that_wait_have_so_many_tokens_together_and_no_more(house) -> None:
+    gate = threading.Event()
+    one = house(max_waiting=5, hooks={0: lambda batch: gate.wait(60)})
+    with one.bridge.open(one.submission()) as first, one.bridge.open(one.submission()):
+        one.bridge.require_room(tokens=1)
+        with pytest.raises(Overloaded, match=r"of 4 tokens wait .* and 5 may") as refusal:
+            one.bridge.require_room(tokens=2)
+        assert refusal.value.retry_after > 0
+        with pytest.raises(Overloaded), one.bridge.open(one.submission()):
+            pytest.fail("two tokens too many were let in")
+        gate.set()
+        await first.next()
+        one.bridge.require_room(tokens=3)
+
+
+async def test_who_leaves_waits_no_more(house) -> None:
+    gate = threading.Event()
+    one = house(max_waiting=4, hooks={0: lambda batch: gate.wait(60)})
+    with one.bridge.open(one.submission()):
+        with one.bridge.open(one.submission()), pytest.raises(Overloaded):
+            one.bridge.require_room()
+        one.bridge.require_room(tokens=2)
+        gate.set()
+
+
+async def test_a_prompt_longer_than_may_wait_is_taken_when_nobody_waits(house) -> None:
+    one = house(max_waiting=4)
+    long = Submission(one.bridge.next_id(), [1] * 50, 3, GREEDY, one.clock.now())
+    with one.bridge.open(long) as stream:
+        assert (await read(stream))[-1].finish.reason is FinishReason.LENGTH
 
 
 async def test_a_reader_that_lags_is_cut_and_nobody_else_is(house) -> None:

@@ -9,12 +9,13 @@ import pytest
 from starlette.requests import ClientDisconnect
 from support.serving import chunks, events
 
-from app.bridge import DRAINING, NotReady, Overloaded
+from app.bridge import DRAINING, NotReady
 from app.config.schema import Config, LimitsConfig, SseConfig
 from app.errors import ApiError
 from app.generation import prepare_chat
 from app.metrics import Metrics
 from app.record import Record
+from app.room import Overloaded
 from app.service import Service
 from app.stream import GenerationResponse
 from app.tenancy import Caller, Tenancy

@@ -95,6 +95,7 @@ class House:
         config: Mapping[str, Any] | None = None,
         isolate_tenants: bool = False,
         clock: Clock | None = None,
+        max_waiting_tokens: int | None = None,
         stuck_after_s: float | None = None,
         workers: int = 2,
         **scripted: Any,
@@ -104,7 +105,12 @@ class House:
         self.tokenizer = tokenizer or ByteTokenizer()
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
         self.config = Config.model_validate(dict(config or {}))
-        self.bridge = Bridge(max_open=max_open, max_lag=max_lag, stuck_after_s=stuck_after_s)
+        self.bridge = Bridge(
+            max_open=max_open,
+            max_lag=max_lag,
+            max_waiting_tokens=max_waiting_tokens,
+            stuck_after_s=stuck_after_s,
+        )
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(
             policy(services=services()),
