@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import httpx2
@@ -83,7 +84,16 @@ class SlowFolder:
         os.mkfifo(self._config)
 
     def let_go(self) -> None:
-        self._config.write_bytes(self._content)
+        """Once the server reads; fails if it never does."""
+        deadline = time.monotonic() + HANG_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # nobody reads yet
+                pipe = os.open(self._config, os.O_WRONLY | os.O_NONBLOCK)
+                with os.fdopen(pipe, "wb") as file:
+                    file.write(self._content)
+                return
+            time.sleep(0.02)
+        raise AssertionError("nobody reads")
 
 
 def port_of(one: Process) -> int:
