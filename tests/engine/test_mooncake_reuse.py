@@ -104,7 +104,7 @@ def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
 
 
 def bench(trace: Path) -> Result:
-    quick = ["--rounds", "1", "--steps", "1", "--waiting", "1", "--json"]
+    quick = ["--only", "host", "--rounds", "1", "--steps", "1", "--waiting", "1", "--json"]
     return CliRunner().invoke(main, ["bench", *quick, "--trace", str(trace)])
 
 

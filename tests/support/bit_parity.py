@@ -14,8 +14,7 @@ import torch
 
 from engine.backends.cpu import CPUBackend
 from engine.backends.native_cache import NativeKVCache
-from engine.backends.runners import Logits
-from engine.batch import Batch, Int32
+from engine.backends.runners import NativeRunner
 from engine.inbox import Reconfigure
 from engine.models.config import ModelConfig
 from engine.native.model import NativeModel
@@ -160,16 +159,12 @@ def _answered(house: Harness, asks: list[Ask], *, swapping: bool = False) -> lis
     raise AssertionError
 
 
-class _Runner:
+class _Runner(NativeRunner):
     """A model that others use too, over a cache of its own."""
 
     def __init__(self, model: NativeModel, cache: NativeKVCache, threads: int) -> None:
-        self.cache = cache
-        self._model = model
-        self._threads = threads
-
-    def run(self, batch: Batch, token_ids: Int32) -> Logits:
-        return Logits(*self._model.step(batch, token_ids, self.cache.struct, self._threads))
+        self.model, self.cache, self.threads = model, cache, threads
+        self.native = model.isa
 
     def close(self) -> None:
         pass
