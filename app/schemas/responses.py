@@ -45,9 +45,10 @@ def _turn(index: int, item: Any) -> Any:
 def _text(index: int, part: Any) -> str:
     if not isinstance(part, dict):
         raise refused(f"item {index}: its parts must be objects")
-    if part.get("type") not in TEXT_PARTS:
-        kind = str(part.get("type"))[:40]
-        raise unsupported(f"item {index} has a part of type {kind!r}; only text is supported")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        told = f"{str(kind)[:40]!r}"
+        raise unsupported(f"item {index} has a part of type {told}; only text is supported")
     if not isinstance(part.get("text"), str):
         raise refused(f"item {index}: a part must have a string `text`")
     return str(part["text"])

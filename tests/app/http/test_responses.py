@@ -135,6 +135,7 @@ async def test_it_computes_the_same_prompt_as_a_chat(house, fields, messages):
         ({"input": ["x"]}, "input", "invalid_value"),
         ({"input": [{"type": "function_call_output"}]}, "input", "unsupported_value"),
         ({"input": [message("user", [{"type": "input_image"}])]}, "input", "unsupported_value"),
+        ({"input": [message("user", [{"type": {}}])]}, "input", "unsupported_value"),
         ({"input": [message("narrator", "x")]}, "input.0.role", "invalid_value"),
         ({"input": [message("user", None)]}, "input.0.content", "invalid_value"),
         ({"input": "y" * 2000}, "input", "context_length_exceeded"),
