@@ -12,6 +12,7 @@ import torch
 from support.engines import Harness
 from support.float_parity import MODEL, asks
 
+from engine.admissions import AdmissionBook
 from engine.backends.cpu import CPUBackend
 from engine.backends.quantised_files import Calibration, quantised_weights
 from engine.backends.runners import NativeRunner
@@ -31,6 +32,12 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def few_admissions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that they are all there before memory is looked at."""
+    monkeypatch.setattr(AdmissionBook, "MOST", 64)
 
 
 def resident_mib() -> float:
