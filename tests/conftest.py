@@ -22,6 +22,15 @@ settings.load_profile("repeatable")
 
 CRASHED = pytest.StashKey[bool]()
 
+SLOW_S = 1500
+"""How long a slow test may take that does not say so itself: it only ends one that hangs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: pytest.Session, error: object) -> None:

@@ -24,7 +24,7 @@ CLEAR = 1e-3
 
 pytestmark = [
     pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL.name} is not in models/"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1500),
 ]
 
 
