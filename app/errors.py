@@ -115,24 +115,17 @@ def model_not_found(model: str) -> ApiError:
 
 def overloaded(message: str, retry_after: float | None) -> ApiError:
     """429: as many requests are open as the server takes."""
-    return ApiError(
-        429,
-        sentence(message),
-        code="queue_full",
-        type=OVERLOADED,
-        headers=retry_headers(retry_after),
-    )
+    return _queue_full(429, OVERLOADED, message, retry_after)
 
 
 def house_full(message: str, retry_after: float | None) -> ApiError:
     """503 for a probe that asks whether a request would be taken; the request would get a 429."""
-    return ApiError(
-        503,
-        sentence(message),
-        code="queue_full",
-        type=SERVER_ERROR,
-        headers=retry_headers(retry_after),
-    )
+    return _queue_full(503, SERVER_ERROR, message, retry_after)
+
+
+def _queue_full(status: int, type: str, message: str, retry_after: float | None) -> ApiError:
+    headers = retry_headers(retry_after)
+    return ApiError(status, sentence(message), code="queue_full", type=type, headers=headers)
 
 
 def quota_exceeded(message: str, retry_after: float | None) -> ApiError:
