@@ -1,12 +1,13 @@
 """The `llm` command line (https://llm.datasette.io) with a model of ours in its configuration."""
 
-import asyncio
 import importlib.util
 import os
 import sqlite3
 import sys
+from functools import partial
 
 import pytest
+from support.programs import run
 from support.serving import MODEL
 
 pytestmark = [
@@ -33,27 +34,8 @@ def llm(house, tmp_path):
     """Runs the command; gives its exit status, stdout and stderr."""
     (tmp_path / "extra-openai-models.yaml").write_text(MODELS.format(model=MODEL, url=house.url))
 
-    async def run(*arguments: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "llm",
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "LLM_USER_PATH": str(tmp_path), "PYTHONIOENCODING": "utf-8"},
-        )
-        try:
-            out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
-
-    return run
+    env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
+    return partial(run, sys.executable, "-m", "llm", env=env)
 
 
 @pytest.mark.parametrize("options", [(), ("--no-stream",), ("-s", "Obey."), ("-o", "seed", "7")])

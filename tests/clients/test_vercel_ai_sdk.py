@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.programs import run
 from support.serving import MODEL
 
 SCRIPT = Path(__file__).with_name("ai_sdk.mjs")
@@ -17,25 +18,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not shutil.which("npm"), reason="npm is not here"),
 ]
-
-
-async def run(*command: str, folder: Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 @pytest.fixture(scope="module")
