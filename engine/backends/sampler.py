@@ -75,8 +75,9 @@ def sample(
         best = torch.where(tokens < 0, torch.nan, logits[range(len(rows)), tokens])
     _fault(best.isfinite(), "the model computed NaN or infinite logits")
     editing = [i for i, row in enumerate(rows) if _edits(row)]
-    edited = _edit(logits[editing], [rows[i] for i in editing])
+    edited = logits[editing]  # copies of these rows alone
     if editing:
+        _edit(edited, [rows[i] for i in editing])
         best[editing], tokens[editing] = edited.max(dim=-1)
         _fault(best.isfinite(), "the sampling controls forbid every token")
     places = {i: place for place, i in enumerate(editing)}
@@ -133,17 +134,13 @@ def _fault(healthy: Tensor, reason: str) -> None:
 # ── before temperature ────────────────────────────────────────────────────────────────────────
 
 
-def _edit(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """The logits after masks, bias and penalties: the same tensor if nobody asks for any."""
-    if not any(_edits(row) for row in rows):
-        return logits
-    edited = logits.clone()
-    _keep_allowed(edited, rows)
-    _forbid(edited, rows)
-    _add_bias(edited, rows)
-    _penalise_known(edited, rows)
-    _penalise_generated(edited, rows)
-    return edited
+def _edit(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Apply masks, bias and penalties to the logits, in place."""
+    _keep_allowed(logits, rows)
+    _forbid(logits, rows)
+    _add_bias(logits, rows)
+    _penalise_known(logits, rows)
+    _penalise_generated(logits, rows)
 
 
 def _edits(row: SampleRow) -> bool:
@@ -387,7 +384,8 @@ def _candidates(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, list[Can
         return {}
     asking = [rows[i] for i in index]
     raw = logits[index].double().log_softmax(dim=-1)
-    scores = _edit(raw, asking)
+    scores = raw.clone()
+    _edit(scores, asking)
     count = min(max(row.controls.beams for row in asking), logits.shape[1])
     ids = torch.cat([scores.topk(count).indices, _going_on(scores, asking).topk(count).indices], 1)
     found = zip(ids.tolist(), *(x.gather(1, ids).tolist() for x in (scores, raw)), strict=True)

@@ -316,9 +316,9 @@ def test_penalties_follow_their_definitions():
         repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5, temperature=0
     )
     known = [0, 2, 1, 1, 3]  # the first two are the prompt
-    edited = sampler._edit(logits, [SampleRow(controls, 0, 5, known, 2)])
+    sampler._edit(logits, [SampleRow(controls, 0, 5, known, 2)])
     # 0 and 2: repetition alone; 1: twice generated; 3: once; 4: never seen.
-    assert edited[0].tolist() == [1.0, 1.0 - 0.5 - 0.5, -2.0, 0.5 - 0.25 - 0.5, 0.0]
+    assert logits[0].tolist() == [1.0, 1.0 - 0.5 - 0.5, -2.0, 0.5 - 0.25 - 0.5, 0.0]
 
 
 # ── log-probabilities ─────────────────────────────────────────────────────────────────────────
