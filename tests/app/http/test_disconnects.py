@@ -4,77 +4,15 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 
 import pytest
 import structlog
 from support.serving import COMPLETIONS, House, serving, until
+from support.sockets import Socket, held_at
 
 from app import connection
 
 STREAM = pytest.mark.parametrize("stream", [True, False])
-
-
-class Socket:
-    """A raw connection that has sent one request."""
-
-    def __init__(self, reader, writer) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def post(cls, house, **fields):
-        reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
-        body = json.dumps(fields).encode()
-        head = (
-            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            f"x-request-id: {fields.get('user', 'r-7')}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        await writer.drain()
-        return cls(reader, writer)
-
-    async def leave(self) -> None:
-        """Reset the connection."""
-        self.writer.transport.abort()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
-
-
-def held_at(step: int):
-    """A gate that the engine waits at before it computes `step`."""
-    gate = threading.Event()
-    return gate, {step: lambda batch: gate.wait(60)}
-
-
-@STREAM
-async def test_leaving_the_queue_means_never_being_computed(stream):
-    gate, hooks = held_at(1)
-    async with serving(rows=1, hooks=hooks) as house:
-        running = await Socket.post(house, prompt=[1, 2], max_tokens=5)
-        await until(lambda: len(house.backend.batches) == 2)
-        queued = await Socket.post(house, prompt=[3] * 50, max_tokens=5, stream=stream)
-        await until(lambda: house.bridge.open_requests == 2)
-        await queued.leave()
-        await until(lambda: house.bridge.open_requests == 1)
-        gate.set()
-        assert b"200 OK" in await running.reader.readline()
-        await house.idle()
-        assert house.scheduler.counters.prompt_tokens == 2
-        await running.leave()
-
-
-@STREAM
-async def test_leaving_in_prefill_stops_it_within_a_chunk(stream):
-    gate, hooks = held_at(1)
-    async with serving(model_len=2048, blocks=200, step_tokens=64, hooks=hooks) as house:
-        client = await Socket.post(house, prompt=[1] * 2000, max_tokens=5, stream=stream)
-        await until(lambda: len(house.backend.batches) == 2)
-        await client.leave()
-        await until(lambda: house.bridge.open_requests == 0)
-        gate.set()
-        await house.idle()
-        assert house.scheduler.counters.prompt_tokens <= 3 * 64
-        assert house.scheduler.counters.cancelled == 1
 
 
 @STREAM
@@ -91,41 +29,6 @@ async def test_leaving_in_decode_stops_it(stream):
         assert house.metrics.followed == 0
 
 
-async def test_an_id_can_be_used_again_at_once_after_leaving_the_queue():
-    gate, hooks = held_at(1)
-    async with serving(rows=1, hooks=hooks) as house:
-        running = await Socket.post(house, prompt=[1, 2], max_tokens=3)
-        await until(lambda: len(house.backend.batches) == 2)
-        for _ in range(20):
-            queued = await Socket.post(house, prompt=[3], max_tokens=2, user="r-7")
-            await until(lambda: house.bridge.open_requests == 2)
-            await queued.leave()
-            await until(lambda: house.bridge.open_requests == 1)
-        last = await Socket.post(house, prompt=[3], max_tokens=2, user="r-7")
-        gate.set()
-        assert b"200 OK" in await last.reader.readline()
-        await house.idle()
-        await last.leave()
-        await running.leave()
-
-
-async def test_two_live_requests_with_one_id_do_not_meet():
-    async with serving() as house:
-        replies = await asyncio.gather(
-            *(
-                house.post(
-                    COMPLETIONS,
-                    {"prompt": "x", "max_tokens": 20, "logit_bias": {str(letter): 100}},
-                    headers={"x-request-id": "dup-1"},
-                )
-                for letter in b"AB"
-            )
-        )
-        assert [r.json()["choices"][0]["text"] for r in replies] == ["A" * 20, "B" * 20]
-        assert [r.headers["x-request-id"] for r in replies] == ["dup-1", "dup-1"]
-        assert replies[0].json()["id"] != replies[1].json()["id"]
-
-
 async def test_a_client_that_stops_sending_its_body_is_forgotten():
     async with serving() as house:
         _, writer = await asyncio.open_connection("127.0.0.1", house.port)
@@ -134,26 +37,6 @@ async def test_a_client_that_stops_sending_its_body_is_forgotten():
         writer.transport.abort()
         await house.probe()
         await until(lambda: b'status="499"' in house.metrics.render())
-
-
-async def test_a_hundred_who_leave_cost_nothing():
-    async with serving(model_len=1024, rows=4) as house:
-
-        async def visit(number: int) -> None:
-            client = await Socket.post(
-                house, prompt=[number + 1] * 20, max_tokens=400, stream=number % 2 == 0
-            )
-            if number % 2 == 0:
-                await client.reader.readuntil(b"\n\n")
-            await client.leave()
-
-        for start in range(0, 100, 10):
-            await asyncio.gather(*(visit(number) for number in range(start, start + 10)))
-        await house.idle()
-        await house.probe()
-        counters = house.scheduler.counters
-        assert counters.arrived == counters.cancelled + counters.finished
-        assert counters.failed == 0
 
 
 # -------------------------------------------------------------------- clients that do not read

@@ -1,0 +1,48 @@
+"""A house with the tokenizer of the default model: what breaks text breaks it over real tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.serving import House, serving
+
+from app.model_files import DEFAULT_MODEL
+from app.text.gguf_tokenizer import GGUFTokenizer
+from engine.controls import SampleRow
+
+MODEL = Path(__file__).parents[2] / "models" / DEFAULT_MODEL.file
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> GGUFTokenizer:
+    """Byte-level BPE of 49152 tokens, without BOS."""
+    if not MODEL.exists():
+        pytest.skip(f"{MODEL.name} is not in models/ (`make model` fetches it)")
+    return GGUFTokenizer.from_file(MODEL)
+
+
+class Speaker:
+    """A script that says `ids`, the last one over and over."""
+
+    def __init__(self) -> None:
+        self.ids: Sequence[int] = [65]
+
+    def __call__(self, row: SampleRow) -> int:
+        return self.ids[min(row.position - row.prompt_length, len(self.ids) - 1)]
+
+
+@pytest.fixture(scope="module")
+def speaker() -> Speaker:
+    """What the backend of `house` says; tests change it."""
+    return Speaker()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(smollm2: GGUFTokenizer, speaker: Speaker) -> AsyncIterator[House]:
+    """One for all tests of a module that do not need their own."""
+    async with serving(tokenizer=smollm2, script=speaker, model_len=512) as house:
+        yield house
+        await house.idle()

@@ -1,0 +1,32 @@
+"""The list of faults in README.md is complete, and each has a test that bears its id."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROW = re.compile(r"^\| (B\d\d) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def listed() -> dict[str, set[str]]:
+    """Ids with the modules that test them."""
+    rows = ROW.findall((HERE / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == len({id for id, _, _ in rows})
+    return {id: set(modules.split(", ")) for id, _, modules in rows}
+
+
+def in_names() -> dict[str, set[str]]:
+    """The same, from the names of the tests."""
+    found: dict[str, set[str]] = {}
+    for file in HERE.glob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for number in re.findall(r"^test_b(\d\d)_", node.name):
+                    found.setdefault(f"B{number}", set()).add(file.stem)
+    return found
+
+
+def test_every_fault_of_the_list_has_tests_where_it_says() -> None:
+    assert listed() == in_names()
