@@ -156,6 +156,8 @@ def from_failure(failure: Failure) -> ApiError:
     kind, message = failure.kind, sentence(failure.message)
     if kind is FailureKind.NEVER_FITS:
         return invalid(message, code="context_length_exceeded")
+    if kind is FailureKind.GRAMMAR:
+        return invalid(message, code="grammar_failed")
     if kind is FailureKind.CLIENT_LAGGED:
         return ApiError(408, message, code="client_lagged")
     if kind is FailureKind.ENGINE_FAULT:

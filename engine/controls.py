@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
+from engine.grammar import Grammar, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,8 @@ class RowControls:
     prompt_logprobs: the same for each token of the prompt but the first.
     beams: for beam search, how many `Candidate`s to report: so many of the best, and so many of the
     best that do not end the sequence; 0 for none.
-    grammar: an opaque key of the structured-output grammar of this request, if any; whoever plans
-    the step turns it into `SampleRow.mask`.
+    grammar: what the generated tokens are held to, if anything. It ends a sequence that is
+    complete, EOS or not; it goes with no `beams`.
     """
 
     temperature: float = 1.0
@@ -52,7 +51,7 @@ class RowControls:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     beams: int = 0
-    grammar: object | None = None
+    grammar: Grammar | None = None
 
     @property
     def ending_ids(self) -> frozenset[int]:
@@ -68,9 +67,7 @@ class SampleRow:
     valid until the step's result is applied. position is the index the sampled token will have in
     it, and `prompt_length` says where the generated part begins. While the step before is in
     flight the list lacks the token that it samples.
-    mask: one bit a token, set if it may be sampled, packed into 32-bit words (token i is bit i % 32
-    of word i // 32, least significant first, as llguidance packs them); tokens beyond the last
-    word may not. None allows all.
+    mask: which tokens the grammar of the request allows here; None allows all.
     """
 
     controls: RowControls
@@ -78,7 +75,7 @@ class SampleRow:
     position: int
     tokens: Sequence[int]
     prompt_length: int
-    mask: npt.NDArray[np.uint32] | npt.NDArray[np.int32] | None = None
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class Submission:
             raise ValueError(f"max_tokens {self.max_tokens} and n {self.n} must be at least 1")
         if self.beams is not None and self.beams.width < self.n:
             raise ValueError(f"{self.beams.width} beams cannot answer with {self.n} sequences")
+        if self.beams is not None and self.controls.grammar is not None:
+            raise ValueError("a beam search follows no grammar")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight {self.weight} must be positive and finite")
 

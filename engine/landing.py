@@ -31,6 +31,7 @@ class Landing:
         self._counters = roster.counters
         self._log = roster.log
         self._outputs = outputs
+        self._faults: dict[int, str] = {}
 
     def land(self, flight: Flight, sampled: Sampled, now: float, launched: int) -> None:
         """Take in the result of a flight: an entry for each row that samples.
@@ -72,6 +73,9 @@ class Landing:
                 continue
             tokens = sequence.tokens
             tokens.append(token)
+            matcher = sequence.matcher
+            if matcher is not None:
+                matcher.accept(token)
             known = len(tokens)
             request.last_token_at = now
             request.service.output += 1
@@ -90,6 +94,12 @@ class Landing:
             if token in request.ending_ids:
                 output.finish = Finish(FinishReason.STOP, stop_token=token)
                 self.end(sequence, output.finish)
+            elif matcher is not None and matcher.fault:
+                self._faults[request.id] = matcher.fault
+            elif matcher is not None and matcher.over:
+                ended = token in request.controls.eos_ids  # even if they are to be ignored
+                output.finish = Finish(FinishReason.STOP, stop_token=token if ended else None)
+                self.end(sequence, output.finish)
             elif known >= request.most_tokens:
                 output.finish = Finish(FinishReason.LENGTH)
                 self.end(sequence, output.finish)
@@ -99,6 +109,11 @@ class Landing:
         for request in groups:
             if beam_groups.complete(request):
                 self._resolve(request, now, launched)
+
+    def take_faults(self) -> dict[int, str]:
+        """Requests that cannot go on in their grammar, by id, and why; since the last call."""
+        faults, self._faults = self._faults, {}
+        return faults
 
     def end(self, sequence: EngineSequence, finish: Finish) -> None:
         """A sequence is complete: its blocks serve others from the next schedule on."""

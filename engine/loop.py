@@ -151,7 +151,11 @@ class Engine:
         flight.started = self.clock.now()
         self._flights.append(flight)
         try:
-            flight.ticket = self.backend.submit(flight.batch)
+            take_masks = flight.sampling.begin_masks()
+            try:
+                flight.ticket = self.backend.submit(flight.batch)
+            finally:
+                take_masks()
             self.backend.sample(flight.ticket, flight.sampling)
         except Exception as error:
             flight.fault = error

@@ -29,6 +29,7 @@ class FailureKind(enum.Enum):
     SHUTTING_DOWN = "shutting_down"
     NOT_READY = "not_ready"
     CLIENT_LAGGED = "client_lagged"
+    GRAMMAR = "grammar"
 
 
 @dataclass(frozen=True, slots=True)

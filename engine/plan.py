@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress
 from operator import add
@@ -14,6 +14,7 @@ import numpy as np
 from engine.batch import BLOCK, Batch, Int32, Rows
 from engine.blocks import blocks_for
 from engine.controls import SampleRow, ScoredRow
+from engine.grammar import Mask, Matcher
 from engine.moves import Launched
 from engine.request import Request, Sequence
 
@@ -99,12 +100,13 @@ class Sampling(Collection[SampleRow]):
     sequences, tokens: of the rows that sample; tokens is what the row looks back on.
     """
 
-    __slots__ = ("_rows", "_sequences", "_tokens")
+    __slots__ = ("_masks", "_rows", "_sequences", "_tokens")
 
     def __init__(self, rows: Rows, sequences: list[Sequence], tokens: list[list[int]]) -> None:
         self._rows = rows
         self._sequences = sequences
         self._tokens = tokens
+        self._masks: dict[int, Mask | None] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -115,9 +117,41 @@ class Sampling(Collection[SampleRow]):
     def __iter__(self) -> Iterator[SampleRow]:
         rows = self._rows
         ends = compress(map(add, rows.starts, rows.counts), rows.samples)
-        for sequence, end, tokens in zip(self._sequences, ends, self._tokens, strict=True):
+        masks = self._masks
+        columns = zip(self._sequences, ends, self._tokens, strict=True)
+        for place, (sequence, end, tokens) in enumerate(columns):
             request = sequence.request
-            yield SampleRow(request.controls, sequence.index, end, tokens, request.prompt_length)
+            yield SampleRow(
+                request.controls,
+                sequence.index,
+                end,
+                tokens,
+                request.prompt_length,
+                masks.get(place),
+            )
+
+    def begin_masks(self) -> Callable[[], None]:
+        """Have the masks of rows under a grammar computed; returns what waits until they are.
+
+        Before that nobody may look at the rows, or at their matchers.
+        """
+        guided = [(i, s) for i, s in enumerate(self._sequences) if s.matcher is not None]
+        if not guided:
+            return _no_masks
+        places = [place for place, _ in guided]
+        matchers: list[Matcher] = [s.matcher for _, s in guided if s.matcher is not None]
+        grammar = guided[0][1].request.controls.grammar
+        assert grammar is not None, "a matcher has a grammar"
+        wait = grammar.prepare(matchers)
+
+        def take() -> None:
+            self._masks = dict(zip(places, wait(), strict=True))
+
+        return take
+
+
+def _no_masks() -> None:
+    """No row is under a grammar."""
 
 
 @dataclass(slots=True)

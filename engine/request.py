@@ -11,6 +11,7 @@ from engine.batch import BLOCK
 from engine.beam_search import Beam, BeamSearch, Search
 from engine.blocks import blocks_for
 from engine.controls import TokenLogprobs
+from engine.grammar import Matcher
 from engine.inbox import Submission
 from engine.prefix import KeyChain
 from engine.read_only import OnWrite, ReadOnly, unheard
@@ -38,6 +39,7 @@ class Sequence:
     next token goes to may have other owners. chain: keys of its full blocks; `published` of them
     can be found by others. beam: its score, in a beam search. host: while it waits, the host blocks
     that hold its first `stored` tokens. peak: most tokens it had computed when it was preempted.
+    matcher: its place in the grammar of the request, if it has one.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Sequence:
         "host",
         "index",
         "last_served",
+        "matcher",
         "name",
         "peak",
         "pending",
@@ -84,6 +87,8 @@ class Sequence:
         self.chain: KeyChain | None = None
         self.published = 0
         self.beam: Beam | None = None
+        grammar = request.controls.grammar
+        self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
 
     @property
     def in_flight(self) -> int:
@@ -92,11 +97,15 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that the next step could compute; the last one generated needs no KV."""
+        """Tokens that the next step could compute; the last one generated needs no KV.
+
+        Under a grammar the token that is being sampled must be known first.
+        """
         if self.pending:
-            if len(self.tokens) + self.pending >= self.request.most_tokens:
+            known = len(self.tokens) + self.pending
+            if self.matcher is not None or known >= self.request.most_tokens:
                 return 0
-            return len(self.tokens) + self.pending - self.reached
+            return known - self.reached
         return len(self.tokens) - self.reached
 
     @property

@@ -250,6 +250,8 @@ class Scheduler:
         """Take in the result of the oldest flight: an entry for each row that samples."""
         assert self._flights.popleft() is flight, "flights land in the order of their launch"
         self.landing.land(flight, sampled, now, self._next_step - 1)
+        for request, reason in self.landing.take_faults().items():
+            self.fail([request], Failure(FailureKind.GRAMMAR, reason), now)
 
     def crash(self, flight: Flight, faulty: Iterable[int], failure: Failure, now: float) -> None:
         """The oldest flight came to nothing: end the requests of the `faulty` rows.

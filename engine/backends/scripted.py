@@ -18,6 +18,7 @@ import numpy.typing as npt
 from engine.batch import BLOCK, Batch
 from engine.controls import Candidate, Sampled, SampleRow, TokenLogprobs
 from engine.errors import RowFault
+from engine.grammar import allows, first_allowed
 
 Script = Callable[[SampleRow], int]
 """Which token follows, given the row's tokens so far."""
@@ -48,7 +49,8 @@ class ScriptedBackend:
     """Computes nothing and samples what `script` says.
 
     A token that the logit bias favours by 100 wins over the script, as it would with any real
-    model. hooks: what to do before the k-th submitted step (the first is step 0).
+    model; a token that the row's mask forbids gives way to the first that it allows.
+    hooks: what to do before the k-th submitted step (the first is step 0).
     branches: what beam searches choose from; by default the script's token, then unlikely ones.
     nan_rows: step → rows whose logits come out as NaN, which a real backend reports as RowFault.
     host_blocks, move_seconds: what it says of its host memory; moving takes no time.
@@ -184,9 +186,12 @@ class ScriptedBackend:
 
     def _choose(self, row: SampleRow) -> int:
         for token, bias in row.controls.logit_bias.items():
-            if bias >= 100:
+            if bias >= 100 and (row.mask is None or allows(row.mask, token)):
                 return token
-        return self._script(row)
+        token = self._script(row)
+        if row.mask is None or allows(row.mask, token):
+            return token
+        return first_allowed(row.mask)
 
     def _look_back(self, batch: Batch, number: int, row: SampleRow) -> None:
         """Assert that the row's block table leads to the row's own tokens."""

@@ -9,6 +9,7 @@ from engine.batch import Batch
 from engine.clock import Clock, MonotonicClock, VirtualClock
 from engine.controls import Candidate, Sampled, SampleRow, ScoredRow, TokenLogprobs
 from engine.cost import LinearCost
+from engine.grammar import allows, first_allowed
 
 
 def alphabet(row: SampleRow) -> int:
@@ -21,8 +22,9 @@ class SimulatedBackend:
 
     clock: tells when a step is submitted. wait: how time passes until a result is there:
     `time.sleep`, or a virtual clock's `advance`. token: which id is "sampled" for a row; controls
-    are ignored, except that logprobs asked for are there (all zero: the token was certain), and
-    the beams of a beam search go on with that token and the next ids.
+    are ignored, except that logprobs asked for are there (all zero: the token was certain), that
+    the beams of a beam search go on with that token and the next ids, and that under a grammar a
+    token which is not allowed gives way to the first that is.
     host_blocks: blocks that can be offloaded; each move, there or back, takes `move_seconds`.
     noise: by what factor the next step takes longer than predicted.
     """
@@ -111,7 +113,7 @@ class SimulatedBackend:
     def _sampled(self, sampling: Collection[SampleRow], scored: Sequence[ScoredRow]) -> Sampled:
         """What is "sampled" for the rows of a step."""
         rows = list(sampling)
-        tokens = [self._token(row) for row in rows]
+        tokens = [self._choose(row) for row in rows]
         logprobs = [
             None if row.controls.logprobs is None else _certain(token)
             for row, token in zip(rows, tokens, strict=True)
@@ -123,6 +125,13 @@ class SimulatedBackend:
         }
         prompts = [[_certain(token) for token in row.targets] for row in scored]
         return Sampled(tokens, logprobs, candidates, prompts)
+
+    def _choose(self, row: SampleRow) -> int:
+        """The token of the text, or the first that the row's mask allows."""
+        token = self._token(row)
+        if row.mask is None or allows(row.mask, token):
+            return token
+        return first_allowed(row.mask)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -18,6 +18,7 @@ from engine.outputs import Failure, FailureKind
         (FailureKind.SHUTTING_DOWN, 503, "server_error", "shutting_down"),
         (FailureKind.NOT_READY, 503, "server_error", "not_ready"),
         (FailureKind.CLIENT_LAGGED, 408, "invalid_request_error", "client_lagged"),
+        (FailureKind.GRAMMAR, 400, "invalid_request_error", "grammar_failed"),
         (FailureKind.ENGINE_FAULT, 500, "server_error", "internal_error"),
     ],
 )

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from support.beams import branching, search_alone
 from support.built_in import BUILT_IN
 from support.engines import NO_CPU_LIMIT, Harness
+from support.grammars import Expecting
 from support.odd_policies import ODD_POLICIES, Displacing
 
 from engine.allocation import RESERVE
+from engine.controls import RowControls
 from engine.outputs import FinishReason, Output
 from loadtest.conformance.watch import StepWatch
 from loadtest.conformance.workload import CLASSES, KINDS, Arrival, arrival_of
@@ -66,7 +68,18 @@ class Watch:
         return worked
 
 
-def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> Watch:
+def controls_of(arrival: Arrival, request: int, guided: bool) -> RowControls:
+    """guided: if it may be, the arrival is held to the answer that it gets anyway."""
+    controls = arrival.controls(request)
+    if not guided or arrival.searches:
+        return controls
+    prompt = arrival.tokens(request)
+    return replace(controls, grammar=Expecting(lambda place: prompt[place % len(prompt)]))
+
+
+def play(
+    policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any], guided: bool = False
+) -> Watch:
     watch = Watch(policy, depth, setup)
     harness = watch.harness
     due: list[tuple[int, str, int, Arrival]] = []
@@ -85,7 +98,7 @@ def play(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> 
         request = harness.submit(
             arrival.tokens(harness._next_id + 1),
             arrival.max_tokens,
-            arrival.controls(harness._next_id + 1),
+            controls_of(arrival, harness._next_id + 1, guided and harness._next_id % 3 > 0),
             n=arrival.n,
             beams=arrival.beams,
             tenant=arrival.tenant,
@@ -150,12 +163,14 @@ def check_search(request: int, arrival: Arrival, index: int, outputs: list[Outpu
         assert (outputs[0].tokens, outputs[0].finish.stop_token) == (found.tokens, found.stop_token)
 
 
-def run(policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any]) -> Watch:
-    watch = play(policy, depth, arrivals, setup)
+def run(
+    policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any], guided: bool = False
+) -> Watch:
+    watch = play(policy, depth, arrivals, setup, guided)
     check_ends(watch, arrivals)
     if len(arrivals) % 4:  # replaying a part of the examples is enough
         return watch
-    again = play(policy, depth, arrivals, setup)
+    again = play(policy, depth, arrivals, setup, guided)
     assert again.harness.log.encode() == watch.harness.log.encode(), "E4"
     return watch
 
@@ -192,6 +207,14 @@ def test_invariants_hold_where_blocks_are_reserved(policy, depth, arrivals, setu
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_they_hold_under_every_built_in_policy(policy, depth, arrivals, setup) -> None:
     run(policy, depth, arrivals, setup)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", BUILT_IN.values(), ids=BUILT_IN)
+@settings(max_examples=EXAMPLES // 8)
+@given(arrivals=ARRIVALS, setup=SETUPS)
+def test_they_hold_where_grammars_wait_for_tokens(policy, depth, arrivals, setup) -> None:
+    run(policy, depth, arrivals, setup, guided=True)
 
 
 @pytest.mark.slow

@@ -1,0 +1,119 @@
+"""Grammars over token ids, without any text: what the engine makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.grammar import Mask, Masks, Matcher, first_allowed
+
+VOCAB = 64
+
+
+def mask_of(allowed: Sequence[int], vocab: int = VOCAB) -> Mask:
+    """The packed words of a mask that allows these tokens."""
+    bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+class StepwiseMatcher:
+    """Allows at each place what the grammar lists for it, then nothing."""
+
+    def __init__(self, grammar: Stepwise) -> None:
+        self.grammar = grammar
+        self.accepted: list[int] = []
+        self.fault = ""
+        self.masking = False
+
+    @property
+    def over(self) -> bool:
+        return len(self.accepted) == len(self.grammar.places)
+
+    def accept(self, token: int) -> None:
+        assert not self.masking, "a matcher was told of a token while its mask was computed"
+        if token not in self.grammar.places[len(self.accepted)]:
+            self.fault = f"{token} is not allowed"
+        elif len(self.accepted) == self.grammar.breaks_at:
+            self.fault = "the grammar is too complex"
+        self.accepted.append(token)
+
+    def mask(self) -> Mask:
+        return mask_of(self.grammar.places[len(self.accepted)])
+
+
+class Stepwise:
+    """A grammar of so many places, each of which allows some tokens.
+
+    breaks_at: the place whose token makes it faulty. matchers: all that it gave out. log: what was
+    asked of it, in order.
+    """
+
+    def __init__(self, *places: Sequence[int], breaks_at: int = -1) -> None:
+        self.places = places
+        self.breaks_at = breaks_at
+        self.matchers: list[StepwiseMatcher] = []
+        self.log: list[str] = []
+
+    def matcher(self) -> StepwiseMatcher:
+        self.matchers.append(StepwiseMatcher(self))
+        return self.matchers[-1]
+
+    def prepare(self, matchers: Sequence[Matcher]) -> Callable[[], Masks]:
+        self.log.append("prepare")
+        for matcher in matchers:
+            assert isinstance(matcher, StepwiseMatcher)
+            assert not matcher.masking
+            matcher.masking = True
+
+        def wait() -> Masks:
+            self.log.append("wait")
+            masks = []
+            for matcher in matchers:
+                assert isinstance(matcher, StepwiseMatcher)
+                matcher.masking = False
+                masks.append(matcher.mask())
+                first_allowed(masks[-1])
+            return masks
+
+        return wait
+
+
+class Expecting:
+    """A grammar that allows everything, and whose matchers insist on certain tokens, in order.
+
+    expected: which token is the k-th, whatever came before.
+    """
+
+    def __init__(self, expected: Callable[[int], int]) -> None:
+        self.expected = expected
+
+    def matcher(self) -> ExpectingMatcher:
+        return ExpectingMatcher(self)
+
+    def prepare(self, matchers: Sequence[Matcher]) -> Callable[[], Masks]:
+        known = [each.accepted for each in matchers if isinstance(each, ExpectingMatcher)]
+        assert len(known) == len(matchers)
+
+        def wait() -> Masks:
+            now = [each.accepted for each in matchers if isinstance(each, ExpectingMatcher)]
+            assert now == known, "a matcher was told of a token while its mask was computed"
+            return [None] * len(known)
+
+        return wait
+
+
+class ExpectingMatcher:
+    """Counts what it accepts."""
+
+    over = False
+    fault = ""
+
+    def __init__(self, grammar: Expecting) -> None:
+        self.grammar = grammar
+        self.accepted = 0
+
+    def accept(self, token: int) -> None:
+        assert token == self.grammar.expected(self.accepted), "not the token that has landed"
+        self.accepted += 1
