@@ -147,11 +147,13 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _overloaded(request: Request, error: Exception) -> Response:
     assert isinstance(error, Overloaded)
+    record_of(request.scope).limit = error.limit
     return await _api_error(request, overloaded(str(error), error.retry_after))
 
 
 async def _quota_exceeded(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuotaExceeded)
+    record_of(request.scope).limit = error.limit
     return await _api_error(request, quota_exceeded(str(error), error.retry_after))
 
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from app.room import ANYBODY, Room
+from app.bounds import Bounds
+from app.room import ANY_TERMS, ANYBODY, Room
 from app.step_watch import StepWatch
-from app.tenancy import Tenant
+from app.tenancy import Tenant, Terms
+from engine.clock import Clock
 from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.limits import ClassLimits
 from engine.outputs import (
@@ -75,7 +78,7 @@ class Stream:
         self,
         bridge: Bridge,
         submissions: Sequence[Submission],
-        max_lag: int,
+        max_lag: float,
         on_cut: Callable[[], None],
     ) -> None:
         self._bridge = bridge
@@ -146,16 +149,16 @@ class Bridge:
     def __init__(
         self,
         *,
-        max_open: int,
+        bounds: Bounds,
         max_lag: int,
-        max_waiting_tokens: int | None = None,
         stuck_after_s: float | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """max_open, max_waiting_tokens: as of Room. stuck_after_s: as of StepWatch.
+        """bounds, clock: as of Room. stuck_after_s: as of StepWatch.
 
         max_lag: tokens that a reader may lag behind.
         """
-        self._room = Room(max_open, max_waiting_tokens)
+        self._room = Room(bounds, clock)
         self._max_lag = max_lag
         self._streams: dict[int, Stream] = {}
         self._ids = itertools.count(1)
@@ -233,15 +236,25 @@ class Bridge:
         """An id for a submission: unique, and none of the client's business."""
         return next(self._ids)
 
-    def require_room(self, tenant: Tenant = ANYBODY, sequences: int = 1, tokens: int = 1) -> None:
+    def require_room(
+        self,
+        tenant: Tenant = ANYBODY,
+        terms: Terms | None = None,
+        sequences: int = 1,
+        tokens: int = 1,
+    ) -> None:
         """Raise Overloaded, QuotaExceeded or NotReady if such a request would be refused now.
 
-        tokens: of its prompts.
+        terms: of its class; None if that is not known. tokens: of its prompts.
         To be asked before work is put into reading a request; `open` asks again.
         """
         if (failure := self.failure) is not None:
             raise NotReady(failure)
-        self._room.require(tenant, sequences, tokens)
+        self._room.require(tenant, terms, sequences, tokens)
+
+    def expected_waits(self) -> dict[str, float]:
+        """By class: seconds until a small request that came now would have its first token."""
+        return self._room.expected_waits()
 
     @contextmanager
     def open(
@@ -249,19 +262,23 @@ class Bridge:
         *submissions: Submission,
         on_cut: Callable[[], None] = _nothing,
         tenant: Tenant = ANYBODY,
+        terms: Terms = ANY_TERMS,
+        streamed: bool = True,
     ) -> Iterator[Stream]:
         """Send requests in that are answered together; leaving the `with` ends them, whatever way.
 
         All of them enter or none. The abort is a queue put: it works in a cancelled scope, where
         nothing can be awaited.
         on_cut: called on the event loop if the reader lags so far that its stream is cut.
-        tenant: whose quota they count against.
+        tenant, terms: whose bounds they count against. streamed: whether the client sets the pace
+        at which they are read; else nobody is to blame if many tokens wait, and nobody is cut.
         Raises Overloaded, QuotaExceeded or NotReady before anything crosses.
         """
         if (failure := self.failure) is not None:
             raise NotReady(failure)
-        self._room.enter(tenant, submissions)
-        stream = Stream(self, submissions, self._max_lag, on_cut)
+        self._room.enter(tenant, terms, submissions, self.stats.counters)
+        max_lag = self._max_lag if streamed else math.inf
+        stream = Stream(self, submissions, max_lag, on_cut)
         self._streams.update((submission.id, stream) for submission in submissions)
         self._idle.clear()
         for submission in submissions:
@@ -273,7 +290,7 @@ class Bridge:
         finally:
             for submission in submissions:
                 del self._streams[submission.id]
-            self._room.leave(tenant, submissions)
+            self._room.leave(tenant, terms, submissions)
             if not self._streams:
                 self._idle.set()
             for request in stream.unfinished:
@@ -369,7 +386,7 @@ class Bridge:
             outputs, stats = self._outbox.popleft()
             self.stats = stats
             for output in outputs:
-                self._room.answered(output.request)
+                self._room.answered(output.request, started=bool(output.tokens))
                 stream = self._streams.get(output.request)
                 if stream is not None and not stream.put(output):
                     for request in stream.unfinished:

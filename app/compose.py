@@ -30,7 +30,7 @@ from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
-from app.tenancy import Tenancy, class_limits
+from app.tenancy import Tenancy, class_limits, house_bounds
 from app.text.calibration import calibration_tokens
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
@@ -92,9 +92,8 @@ def compose(config: Config, console: Console) -> House:
     """Load the model and put the parts together. Raises ConfigurationError."""
     sys.setswitchinterval(SWITCH_S)
     bridge = Bridge(
-        max_open=config.limits.max_open_requests,
+        bounds=house_bounds(config.limits),
         max_lag=config.bridge.max_lag,
-        max_waiting_tokens=config.limits.max_waiting_tokens,
         stuck_after_s=config.health.stuck_after_s,
     )
     core = compose_engine(config, console, bridge.emit)
@@ -113,7 +112,7 @@ def compose(config: Config, console: Console) -> House:
         executor=executor,
         limits=config.limits,
         sse=config.sse,
-        metrics=_metrics(config, core, tenancy, policies),
+        metrics=_metrics(config, core, tenancy, policies, bridge),
         version=version("octavo"),
         max_body_bytes=config.server.max_body_bytes,
         tenancy=tenancy,
@@ -130,7 +129,9 @@ def compose(config: Config, console: Console) -> House:
     return House(application, bridge, service)
 
 
-def _metrics(config: Config, core: Core, tenancy: Tenancy, policies: PolicyDesk) -> Metrics:
+def _metrics(
+    config: Config, core: Core, tenancy: Tenancy, policies: PolicyDesk, bridge: Bridge
+) -> Metrics:
     """What is measured, before anything has happened."""
     engine = core.engine
     subject = Subject(
@@ -140,6 +141,7 @@ def _metrics(config: Config, core: Core, tenancy: Tenancy, policies: PolicyDesk)
         policy=lambda: policies.current.policy,
         tenants=lambda: tenancy.tenant_names,
         classes=lambda: tenancy.class_names,
+        waits=bridge.expected_waits,
         clock=engine.clock,
     )
     return Metrics(config.metrics, subject, engine.scheduler.stats(engine.clock.now()))

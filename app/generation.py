@@ -23,7 +23,7 @@ from app.schemas.parsing import parse
 from app.schemas.responses import ResponsesRequest
 from app.schemas.sampling import Generate
 from app.service import Service
-from app.tenancy import Caller, Tenant
+from app.tenancy import Caller, Tenant, Terms
 from engine.controls import RowControls
 from engine.inbox import Submission
 from engine.prefix import block_keys, salt_of
@@ -45,12 +45,13 @@ class Generation:
     """What to submit, and how to speak about what comes back.
 
     submissions: one for each prompt. answers: how many of the sequences of each become choices, and
-    which. tenant: who sent it. special: whether control tokens are shown. request_id: what the
-    client calls it in the body.
+    which. tenant: who sent it. terms: of its class. special: whether control tokens are shown.
+    request_id: what the client calls it in the body.
     """
 
     answers: Answers
     tenant: Tenant
+    terms: Terms
     submissions: tuple[Submission, ...]
     identity: Identity
     reply: Reply
@@ -139,8 +140,7 @@ def _check_count(service: Service, request: CompletionRequest, caller: Caller) -
 
 def _most(service: Service, caller: Caller) -> int:
     """Sequences that a request of this caller may have."""
-    most = service.limits.max_open_requests
-    return min(most, caller.tenant.most_open or most)
+    return int(min(service.limits.max_open_requests, caller.tenant.bounds.open))
 
 
 def _choices(
@@ -188,12 +188,15 @@ def generation(
         if controls.min_tokens > prompt.max_tokens:
             message = f"min_tokens is above the limit of {prompt.max_tokens} tokens."
             raise invalid(message, "min_tokens")
+    terms = caller.terms(request.service_tier)
+    sender = (caller.tenant, terms)
     return Generation(
         answers=answers,
         tenant=caller.tenant,
+        terms=terms,
         submissions=tuple(
             _submission(
-                service, request, answers, _seeded(request, controls), prompt, arrival, caller
+                service, request, answers, _seeded(request, controls), prompt, arrival, sender
             )
             for prompt in prompts
         ),
@@ -221,9 +224,9 @@ def _submission(
     controls: RowControls,
     prompt: Prepared,
     arrival: float,
-    caller: Caller,
+    sender: tuple[Tenant, Terms],
 ) -> Submission:
-    tenant, terms = caller.tenant, caller.terms(request.service_tier)
+    tenant, terms = sender
     salt = salt_of(tenant.name if service.isolate_tenants else "", request.cache_salt or "")
     return Submission(
         id=service.bridge.next_id(),

@@ -70,6 +70,7 @@ class FrontDoor:
             record.status,
             error=record.error,
             left=record.client_disconnected,
+            limit=record.limit,
         )
         log_request(record.line(route, duration))
 

@@ -16,7 +16,10 @@ CLIENT_CLOSED_REQUEST = 499
 
 @dataclass(slots=True)
 class Record:
-    """Filled in by whoever learns something; `status` 0: no answer was begun."""
+    """Filled in by whoever learns something; `status` 0: no answer was begun.
+
+    limit: the key of the configuration that the request would have exceeded.
+    """
 
     request_id: str
     status: int = 0
@@ -31,6 +34,7 @@ class Record:
     ttft_s: float | None = None
     client_disconnected: bool = False
     error: str | None = None
+    limit: str | None = None
 
     def line(self, route: str, duration: float) -> RequestLine:
         """The finished log line; `duration` in seconds."""

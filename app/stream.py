@@ -70,6 +70,8 @@ class GenerationResponse:
                 *submissions,
                 on_cut=partial(self._cut, hang_up_soon),
                 tenant=self._generation.tenant,
+                terms=self._generation.terms,
+                streamed=self._generation.stream,
             ) as stream,
             self._service.directory.listed(ids, self._names),
             self._service.metrics.follow(submissions, self._ending),

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 
-from app.config.schema import DEFAULT, ClassConfig, Config, IdentityConfig, TenantConfig
+from app.bounds import UNBOUNDED, Bounds, limit
+from app.config.schema import (
+    DEFAULT,
+    ClassConfig,
+    Config,
+    IdentityConfig,
+    LimitsConfig,
+    TenantConfig,
+)
 from app.errors import unauthorized
 from app.keys import KeyRing
 from engine.limits import ClassLimits
@@ -18,25 +26,28 @@ from engine.limits import ClassLimits
 class Tenant:
     """Who shares the server with others.
 
-    classes: of its requests, the usual one first; empty: any. most_open: sequences accepted at
-    once; None is no limit.
+    classes: of its requests, the usual one first; empty: any. bounds: of what it has here at once.
     """
 
     name: str = DEFAULT
     weight: float = 1.0
     classes: Sequence[str] = ()
-    most_open: int | None = None
+    bounds: Bounds = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a request of a class is promised, in seconds (inf: nothing), and its usual priority."""
+    """What a request of a class is promised, in seconds (inf: nothing), and its usual priority.
+
+    bounds: of what there may be of the class at once.
+    """
 
     slo_class: str = DEFAULT
     priority: int = 0
     ttft: float = math.inf
     tpot: float = math.inf
     queue_timeout: float = math.inf
+    bounds: Bounds = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +67,21 @@ class Caller:
         The gateway's word holds over the client's. Names that are no class, or none of the
         tenant's, change nothing: clients send `service_tier` for servers of other kinds as well.
         """
-        allowed = self.tenant.classes or [DEFAULT, *self.classes]
+        allowed = self._allowed
         for name in (self.objective, service_tier):
             if name is not None and name in allowed:
                 return self._terms(name)
         return self._terms(allowed[0])
+
+    @property
+    def certain_terms(self) -> Terms | None:
+        """The terms of whatever it sends, if they can be told without reading it."""
+        allowed = self._allowed
+        return self._terms(allowed[0]) if len(allowed) == 1 else None
+
+    @property
+    def _allowed(self) -> Sequence[str]:
+        return self.tenant.classes or [DEFAULT, *self.classes]
 
     def _terms(self, name: str) -> Terms:
         return self.classes.get(name) or Terms(name)
@@ -143,8 +164,24 @@ def _terms(name: str, config: ClassConfig) -> Terms:
         config.ttft_s or math.inf,
         config.tpot_s or math.inf,
         config.queue_timeout_s or math.inf,
+        Bounds(tokens=limit(config.max_waiting_tokens), wait=limit(config.max_wait_s)),
     )
 
 
 def _tenant(name: str, config: TenantConfig) -> Tenant:
-    return Tenant(name, config.weight, tuple(config.classes), config.max_open_requests)
+    bounds = Bounds(
+        limit(config.max_open_requests),
+        limit(config.max_waiting),
+        limit(config.max_waiting_tokens),
+    )
+    return Tenant(name, config.weight, tuple(config.classes), bounds)
+
+
+def house_bounds(config: LimitsConfig) -> Bounds:
+    """What all requests together are kept to."""
+    return Bounds(
+        config.max_open_requests,
+        limit(config.max_waiting),
+        limit(config.max_waiting_tokens),
+        limit(config.max_wait_s),
+    )

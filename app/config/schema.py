@@ -308,6 +308,12 @@ class ClassConfig(Section):
     max_waiting: Positive | None = Field(
         default=None, description="most requests that wait; more are answered 429; null: no limit"
     )
+    max_waiting_tokens: Positive | None = Field(
+        default=None, description="as limits.max_waiting_tokens, of this class"
+    )
+    max_wait_s: Target | None = Field(
+        default=None, description="as limits.max_wait_s, of this class"
+    )
     max_blocks_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="share of the KV blocks that its requests may hold; null: all"
     )
@@ -328,6 +334,12 @@ class TenantConfig(Section):
     )
     max_open_requests: Positive | None = Field(
         default=None, description="most sequences accepted at once; more are answered 429"
+    )
+    max_waiting: Positive | None = Field(
+        default=None, description="as limits.max_waiting, of this tenant"
+    )
+    max_waiting_tokens: Positive | None = Field(
+        default=None, description="as limits.max_waiting_tokens, of this tenant"
     )
 
 
@@ -377,9 +389,17 @@ class LimitsConfig(Section):
     max_open_requests: Positive = Field(
         default=256, description="most requests accepted at once; more are answered 429"
     )
+    max_waiting: Positive | None = Field(
+        default=None,
+        description="most sequences without an answer yet; then 429; null: no limit",
+    )
     max_waiting_tokens: Positive | None = Field(
         default=None,
         description="most tokens of prompts without an answer yet; then 429; null: no limit",
+    )
+    max_wait_s: Target | None = Field(
+        default=None,
+        description="longest estimate of a wait for the first token; then 429; null: no limit",
     )
     max_output_tokens: Positive | None = Field(
         default=None, description="most tokens of one answer; null: what the context leaves"

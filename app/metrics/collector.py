@@ -7,7 +7,7 @@ the event loop, which is also where they are rendered: no lock is taken for a to
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -44,8 +44,8 @@ def _unnamed() -> str:
 class Subject:
     """What the metrics are of, asked for anew at each scrape where it can change.
 
-    policy: the name of the policy in charge. tenants, classes: names of the configuration. clock:
-    the engine's.
+    policy: the name of the policy in charge. tenants, classes: names of the configuration. waits:
+    what first tokens are expected to take, by class. clock: the engine's.
     """
 
     model: str = DEFAULT_MODEL_NAME
@@ -54,6 +54,7 @@ class Subject:
     policy: Callable[[], str] = _unnamed
     tenants: Names = _nobody
     classes: Names = _nobody
+    waits: Callable[[], Mapping[str, float]] = dict
     clock: Clock = field(default_factory=MonotonicClock)
 
 
@@ -121,12 +122,14 @@ class Metrics(Collector):
         *,
         error: str | None = None,
         left: bool = False,
+        limit: str | None = None,
     ) -> None:
         """Book a request that is over under its route template.
 
         error: the code of the error that it ended with. left: whether its client did not wait.
+        limit: of the configuration, which it would have exceeded.
         """
-        self._http.count(route, method, status, error, left)
+        self._http.count(route, method, status, error, left, limit)
 
     def render(self) -> bytes:
         """The whole page, in Prometheus's text format."""
@@ -137,6 +140,7 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._about()
         yield from snapshot.families(self._stats, self._classes)
+        yield snapshot.waits(self._subject.waits(), self._classes)
         yield from self._requests.families()
         yield from self._http.families()
         for histogram in self._requests.histograms():

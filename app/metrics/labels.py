@@ -44,6 +44,15 @@ class Label:
             summed[self.of(name)] += count
         return dict(summed)
 
+    def longest(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Times by name as times by label value, of several the longest; all that are configured
+        are there."""
+        by_label = dict.fromkeys(sorted(map(self.of, self.configured)), 0.0)
+        for name, time in seconds.items():
+            label = self.of(name)
+            by_label[label] = max(by_label.get(label, 0.0), time)
+        return by_label
+
     @property
     def configured(self) -> Collection[str]:
         """The names of the configuration, the default among them."""

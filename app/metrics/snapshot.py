@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -26,6 +26,15 @@ def families(stats: Stats, classes: Label) -> Iterable[Metric]:
     yield from _counters(stats)
 
 
+def waits(seconds: Mapping[str, float], classes: Label) -> Metric:
+    """What first tokens are expected to take, as the door estimates it."""
+    return _by_class(
+        "octavo_expected_wait_seconds",
+        "What the first token of a request that came now is expected to take, by service class",
+        classes.longest(seconds),
+    )
+
+
 def usage(stats: Stats) -> float:
     """The share of the KV blocks that somebody owns, 0 to 1; cached blocks are free ones."""
     if not stats.blocks_total:
@@ -33,7 +42,7 @@ def usage(stats: Stats) -> float:
     return 1 - stats.blocks_free / stats.blocks_total
 
 
-def _by_class(name: str, help: str, counts: dict[str, int]) -> Metric:
+def _by_class(name: str, help: str, counts: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, help, labels=("class",))
     for label, count in counts.items():
         family.add_metric((label,), count)

@@ -10,7 +10,7 @@ from app.bridge import NotReady
 from app.errors import house_full, not_ready
 from app.metrics import CONTENT_TYPE
 from app.openapi import openapi
-from app.room import Overloaded
+from app.room import ANY_TERMS, Overloaded
 from app.service import Service
 
 
@@ -29,7 +29,7 @@ async def live(service: Service, request: Request) -> Response:
 async def ready(service: Service, request: Request) -> Response:
     """503 while a request that came now would be refused: draining, broken, stuck, full."""
     try:
-        service.bridge.require_room()
+        service.bridge.require_room(terms=ANY_TERMS)
     except Overloaded as full:
         raise house_full(str(full), full.retry_after) from None
     except NotReady as refusal:

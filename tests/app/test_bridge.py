@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 from support.engines import GREEDY, services
 
+from app.bounds import Bounds
 from app.bridge import Bridge, NotReady, Stream
 from app.room import Overloaded
 from engine.backends.scripted import ScriptedBackend
@@ -32,12 +34,12 @@ class House:
         *,
         max_open=64,
         max_lag=4096,
-        max_waiting=None,
+        max_waiting=math.inf,
         rows=4,
         scheduler=Scheduler,
         **scripted,
     ) -> None:
-        self.bridge = Bridge(max_open=max_open, max_lag=max_lag, max_waiting_tokens=max_waiting)
+        self.bridge = Bridge(bounds=Bounds(max_open, tokens=max_waiting), max_lag=max_lag)
         self.backend = ScriptedBackend(64, **scripted)
         limits = Limits(step_tokens=64, rows=rows, model_len=1024)
         self.scheduler = scheduler(FCFS(services=services()), BlockPool(64), limits)
@@ -199,7 +201,9 @@ async def test_prompts_that_wait_have_so_many_tokens_together_and_no_more(house)
     one = house(max_waiting=5, hooks={0: lambda batch: gate.wait(60)})
     with one.bridge.open(one.submission()) as first, one.bridge.open(one.submission()):
         one.bridge.require_room(tokens=1)
-        with pytest.raises(Overloaded, match=r"of 4 tokens wait .* and 5 may") as refusal:
+        with pytest.raises(
+            Overloaded, match=r"of 4 tokens of the server wait .* and 5 may"
+        ) as refusal:
             one.bridge.require_room(tokens=2)
         assert refusal.value.retry_after > 0
         with pytest.raises(Overloaded), one.bridge.open(one.submission()):
@@ -303,7 +307,7 @@ async def test_when_the_engine_breaks_open_streams_fail_and_new_ones_are_refused
 
 
 async def test_a_bridge_that_has_not_started_takes_nobody() -> None:
-    bridge = Bridge(max_open=4, max_lag=100)
+    bridge = Bridge(bounds=Bounds(4), max_lag=100)
     with pytest.raises(NotReady) as refusal, bridge.open(Submission(1, [1], 1, GREEDY, 0.0)):
         pytest.fail("there is no engine yet")
     assert refusal.value.failure.kind is FailureKind.NOT_READY
@@ -356,3 +360,12 @@ async def test_64_clients_that_leave_at_random_moments_leave_nothing_behind(hous
     await one.settled()
     counters = one.scheduler.counters
     assert counters.arrived == 5 * 64 == counters.finished + counters.cancelled
+
+
+async def test_nobody_is_cut_whose_client_does_not_set_the_pace(house) -> None:
+    one = house(max_lag=5)
+    with one.bridge.open(one.submission(max_tokens=50), streamed=False) as stream:
+        busy_until(lambda: one.scheduler.counters.finished == 1)
+        outputs = await read(stream)
+    assert len(outputs) == 50
+    assert outputs[-1].finish.failure is None

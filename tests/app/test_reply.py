@@ -51,7 +51,7 @@ class FakeBridge:
         return 1
 
     @contextlib.contextmanager
-    def open(self, *submissions, on_cut, tenant):
+    def open(self, *submissions, on_cut, **of):
         self.cut = on_cut
         if self._refusal is not None:
             raise self._refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,6 +17,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from app.application import create_application
+from app.bounds import Bounds, limit
 from app.bridge import Bridge
 from app.config.schema import Config, LimitsConfig, SseConfig
 from app.draining_server import uvicorn_config
@@ -95,7 +97,9 @@ class House:
         config: Mapping[str, Any] | None = None,
         isolate_tenants: bool = False,
         clock: Clock | None = None,
+        max_waiting: float = math.inf,
         max_waiting_tokens: int | None = None,
+        max_wait_s: float = math.inf,
         stuck_after_s: float | None = None,
         workers: int = 2,
         **scripted: Any,
@@ -106,10 +110,10 @@ class House:
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
         self.config = Config.model_validate(dict(config or {}))
         self.bridge = Bridge(
-            max_open=max_open,
+            bounds=Bounds(max_open, max_waiting, limit(max_waiting_tokens), max_wait_s),
             max_lag=max_lag,
-            max_waiting_tokens=max_waiting_tokens,
             stuck_after_s=stuck_after_s,
+            clock=clock,
         )
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(
@@ -168,6 +172,7 @@ class House:
             policy=lambda: self.policies.current.policy,
             tenants=lambda: self.tenancy.tenant_names,
             classes=lambda: self.tenancy.class_names,
+            waits=self.bridge.expected_waits,
             clock=self.clock,
         )
         return Metrics(self.config.metrics, subject, self.scheduler.stats(self.clock.now()))

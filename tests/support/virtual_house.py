@@ -13,6 +13,7 @@ import httpx2
 from pydantic import SecretStr
 
 from app.application import create_application
+from app.bounds import Bounds
 from app.bridge import Bridge
 from app.config import Config
 from app.metrics import Metrics
@@ -63,7 +64,7 @@ class VirtualHouse:
         self.clock = VirtualClock()
         self.log = DecisionLog()
         self.thread: Any = VirtualThread()
-        self.bridge = Bridge(max_open=1000, max_lag=1000)
+        self.bridge = Bridge(bounds=Bounds(1000), max_lag=1000)
         self.scheduler = Scheduler(
             policy(services=Services(cost, random.Random(0))),
             BlockPool(blocks),

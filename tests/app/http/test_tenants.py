@@ -99,7 +99,7 @@ async def test_a_tenant_at_its_quota_is_told_so_and_others_are_served() -> None:
         refused = await house.post(COMPLETIONS, body, headers=K2)
         assert refused.status_code == 429
         assert refused.json()["error"] == {
-            "message": "Tenant small has 2 sequences open and may have 2 at most.",
+            "message": "Tenant small holds 2 sequences and takes 2 at most; try again later.",
             "type": "rate_limit_error",
             "param": None,
             "code": "rate_limit_exceeded",
