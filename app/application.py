@@ -34,6 +34,7 @@ from app.routes.tokens import detokenize, tokenize
 from app.service import Service
 from app.stream import tame_sse_starlette
 from app.tenant_door import TenantDoor
+from app.tracing.spans import Spans
 
 SIMILAR_PATH = 0.78
 """How much of a wrong path must agree with a right one for that to be what was meant."""
@@ -49,12 +50,14 @@ def create_application(
     lifespan: Lifespan[Starlette] | None = None,
     admin_key: SecretStr | None = None,
     cors_origins: Sequence[str] = (),
+    spans: Spans | None = None,
 ) -> Starlette:
     """Put the HTTP side together.
 
     `lifespan` starts and stops what `service` needs (engine thread, bridge, executor); the
     application itself holds nothing. Metrics listen to the bridge from here on. Without an
     `admin_key` there is nothing below /admin. cors_origins: whose pages may ask from a browser.
+    spans: where those of requests go, if anywhere.
     """
     tame_sse_starlette()
     service.bridge.add_observer(service.metrics.observe)
@@ -63,7 +66,7 @@ def create_application(
     admin = [] if admin_key is None else [_admin(service, admin_key)]
     application = Starlette(
         routes=[*routes, *admin],
-        middleware=_doors(service, [f"{ADMIN}/"] if admin else [], cors_origins),
+        middleware=_doors(service, [f"{ADMIN}/"] if admin else [], cors_origins, spans),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: partial(_http_error, paths),
@@ -78,7 +81,7 @@ def create_application(
 
 
 def _doors(
-    service: Service, elsewhere: Sequence[str], cors_origins: Sequence[str]
+    service: Service, elsewhere: Sequence[str], cors_origins: Sequence[str], spans: Spans | None
 ) -> list[Middleware]:
     """What goes around the routes, outermost first. Browsers ask without a key what they may ask.
 
@@ -92,7 +95,7 @@ def _doors(
         expose_headers=EXPOSED,
     )
     return [
-        Middleware(FrontDoor, metrics=service.metrics),
+        Middleware(FrontDoor, metrics=service.metrics, spans=spans),
         *([cors] if cors_origins else []),
         Middleware(TenantDoor, tenancy=service.tenancy, elsewhere=elsewhere),
     ]

@@ -35,6 +35,7 @@ from app.text.calibration import calibration_tokens
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer, Tokenizer
+from app.tracing.spans import Spans, open_spans
 from engine.allocation import ALLOCATIONS
 from engine.backends import LoadedModel, load_on_cpu
 from engine.backends.base import Backend
@@ -122,9 +123,12 @@ def compose(config: Config, console: Console) -> House:
         per_request_metrics=config.api.per_request_metrics,
         isolate_tenants=config.engine.prefix_scope == "tenant",
     )
-    lifespan = _lifespan(service, EngineThread(engine), model)
+    spans = open_spans(config.tracing, config.model.served_name, version("octavo"))
+    lifespan = _lifespan(service, EngineThread(engine), model, spans)
     server = config.server
-    application = create_application(service, lifespan, server.admin_key, server.cors_origins)
+    application = create_application(
+        service, lifespan, server.admin_key, server.cors_origins, spans
+    )
     _announce(config, core)
     return House(application, bridge, service)
 
@@ -343,7 +347,7 @@ def _guard(config: Config) -> GuardSettings:
 
 
 def _lifespan(
-    service: Service, thread: EngineThread, model: LoadedModel
+    service: Service, thread: EngineThread, model: LoadedModel, spans: Spans | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     """Start the engine thread with the application, and end it with its last request."""
 
@@ -357,5 +361,7 @@ def _lifespan(
             service.executor.shutdown(wait=False, cancel_futures=True)
             service.policies.close()
             model.backend.close()
+            if spans is not None:
+                await spans.end()
 
     return lifespan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 from app.problems import nearest
@@ -25,12 +26,14 @@ _BOUNDS: Final = {
 }
 
 
+_CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
+
 HIDDEN: Final = object()
 """Stands for a value that no message may show."""
 
 
 def show(value: object) -> str:
-    """A value as YAML shows it, shortened: null, true, "16", a mapping."""
+    """A value as YAML shows it, shortened: null, true, "16", a mapping. Of a URL no credentials."""
     if value is HIDDEN:
         return "a value that is not shown"
     if isinstance(value, dict):
@@ -38,6 +41,7 @@ def show(value: object) -> str:
     if isinstance(value, list):
         return "a list"
     text = json.dumps(value, ensure_ascii=False, default=repr)
+    text = _CREDENTIALS.sub("://…@", text)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -46,7 +46,7 @@ class Generation:
 
     submissions: one for each prompt. answers: how many of the sequences of each become choices, and
     which. tenant: who sent it. terms: of its class. special: whether control tokens are shown.
-    request_id: what the client calls it in the body.
+    request_id, session_id: what the client calls it, and what it is a part of, in the body.
     """
 
     answers: Answers
@@ -59,6 +59,7 @@ class Generation:
     stream: bool
     special: bool
     request_id: str | None
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ def generation(
         stream=bool(request.stream),
         special=request.skip_special_tokens is False,
         request_id=request.request_id,
+        session_id=request.session_id,
     )
 
 

@@ -1,4 +1,4 @@
-"""What happens around every HTTP request: its id, its log line, its metrics, its last resort."""
+"""What happens around every HTTP request: its id, log line, metrics and span, its last resort."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from app.errors import SERVER_ERROR, ApiError
 from app.logs import log_request
 from app.metrics import UNMATCHED, Metrics
 from app.record import CLIENT_CLOSED_REQUEST, KEY, Record
+from app.tracing.spans import Spans
 
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -30,9 +31,10 @@ class FrontDoor:
     so it does not matter if a client sends one twice.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, spans: Spans | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,6 +75,8 @@ class FrontDoor:
             limit=record.limit,
         )
         log_request(record.line(route, duration))
+        if self._spans is not None:
+            self._spans.close(scope, record, duration)
 
 
 def _template(scope: Scope) -> str:

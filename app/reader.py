@@ -74,6 +74,17 @@ class Reader:
             "tokens_per_second": self._completion / served if served > 0 else None,
         }
 
+    def sum_up(self) -> None:
+        """Tell the record what has come so far. Called once, however the request ends."""
+        record, usage = self._record, self.usage
+        record.finish_reasons = tuple(each.finish_reason for each in self.choices.values())
+        record.finish_reason = record.finish_reasons[0]
+        if not self._last_token_at:
+            return
+        record.completion_tokens = usage.completion
+        record.cached_tokens = usage.cached or 0
+        record.decode_s = max(self._last_token_at.values()) - self._first_token_at
+
     async def next(self) -> dict[Choice, list[Piece]]:
         """What came for each choice since the last call; nothing for those that have ended.
 
@@ -86,7 +97,6 @@ class Reader:
                 raise RuntimeError("the stream ended before its sequences did")
             for output in outputs:
                 self._take(output, news)
-        self._note()
         if self._failure is not None and not news:
             raise from_failure(self._failure)
         return news
@@ -108,8 +118,3 @@ class Reader:
             self._first_token_at = output.at
             self._record.queue_s = output.timing.admitted - output.timing.arrival
             self._record.ttft_s = output.at - output.timing.arrival
-
-    def _note(self) -> None:
-        """Keep the log line true, in case the client leaves now."""
-        self._record.completion_tokens = self._completion
-        self._record.finish_reason = next(iter(self.choices.values())).finish_reason

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request, gathered on its way for its log line."""
+"""What is known of one HTTP request, gathered on its way for its log line and its span."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
+from app.generation import Generation
 from app.logs import RequestLine
 
 KEY = "octavo.record"
@@ -18,6 +19,8 @@ CLIENT_CLOSED_REQUEST = 499
 class Record:
     """Filled in by whoever learns something; `status` 0: no answer was begun.
 
+    generation: what it asked for, once that was read. finish_reasons: of each of its sequences,
+    None for those that did not end. decode_s: from the first token to the last.
     limit: the key of the configuration that the request would have exceeded.
     """
 
@@ -32,6 +35,10 @@ class Record:
     finish_reason: str | None = None
     queue_s: float | None = None
     ttft_s: float | None = None
+    decode_s: float | None = None
+    cached_tokens: int = 0
+    finish_reasons: tuple[str | None, ...] = ()
+    generation: Generation | None = None
     client_disconnected: bool = False
     error: str | None = None
     limit: str | None = None

@@ -78,9 +78,12 @@ class GenerationResponse:
         ):
             reader = Reader(stream, submissions, self._choices, self._record)
             answer = self._streamed if self._generation.stream else self._whole
-            response = await answer(reader, receive)
-            await response(scope, receive, send)
-            self._settle(reader)
+            try:
+                response = await answer(reader, receive)
+                await response(scope, receive, send)
+                self._settle(reader)
+            finally:
+                reader.sum_up()
 
     @property
     def _names(self) -> Names:

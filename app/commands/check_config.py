@@ -57,13 +57,20 @@ def _section(
             for entry, row in value.items():
                 yield f"{indent}  {entry}:"
                 yield from _section(row, type(row)(), (*path, name, entry), loaded)
-        elif isinstance(value, SecretStr) or (
-            value and isinstance(value, list) and _are(SecretStr, value)
-        ):
+        elif _secret(value):
             yield f"{indent}# {name}: set, and not shown{_source((*path, name), loaded)}"
         else:
             source = _source((*path, name), loaded) if value != default else ""
             yield f"{indent}{name}: {_scalar(value)}{source}"
+
+
+def _secret(value: object) -> bool:
+    """Whether it is a secret, or some of them."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, SecretStr) or (
+        isinstance(value, list) and bool(value) and _are(SecretStr, value)
+    )
 
 
 def _are(kind: type, values: Iterable[object]) -> bool:

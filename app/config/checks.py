@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -54,6 +55,18 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
             " auto or false",
             origin(("engine", "prefix_cache"), ("engine", "allocation")),
         )
+
+    if config.tracing.enabled and not has_opentelemetry():
+        message = "needs OpenTelemetry, which is not installed; pip install 'octavo[otel]'"
+        yield Problem("tracing.enabled", message, origin(("tracing", "enabled")))
+
+
+def has_opentelemetry() -> bool:
+    """Whether what the extra `otel` installs is there."""
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def strangers(config: Config, origin: Origin) -> Iterator[Problem]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from app.config.metrics_schema import MetricsConfig
-from app.config.section import Section
+from app.config.section import HeaderName, Section
+from app.config.tracing_schema import TracingConfig
 
 DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
 DEFAULT: Final = "default"
@@ -36,7 +37,6 @@ _OF_NOTHING: Final = HASHED + hashlib.sha256(b"").hexdigest()
 _SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 def parse_size(value: object) -> object:
@@ -95,13 +95,6 @@ def label(name: str) -> str:
     return name
 
 
-def header_name(name: str) -> str:
-    """The name of an HTTP header (RFC 9110, section 5.1) in lower case; raises ValueError."""
-    if not _HEADER.fullmatch(name):
-        raise ValueError("expected the name of an HTTP header")
-    return name.lower()
-
-
 def origin(text: str) -> str:
     """Accept what browsers send as Origin (RFC 6454, section 7), or *; raises ValueError."""
     if text != "*" and not _ORIGIN.fullmatch(text):
@@ -124,7 +117,6 @@ Seconds: TypeAlias = Annotated[float, Field(ge=0)]
 Secret: TypeAlias = Annotated[SecretStr, AfterValidator(hashed)]
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 Label: TypeAlias = Annotated[str, AfterValidator(label)]
-HeaderName: TypeAlias = Annotated[str, AfterValidator(header_name)]
 WebOrigin: TypeAlias = Annotated[str, AfterValidator(origin)]
 Target: TypeAlias = Annotated[float, Field(gt=0)]
 
@@ -496,4 +488,5 @@ class Config(Section):
     health: HealthConfig = HealthConfig()
     text: TextConfig = TextConfig()
     metrics: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()

@@ -34,6 +34,7 @@ async def generate(service: Service, prepare: Prepare, request: Request) -> Gene
     generation = await service.off_loop(
         service.effort(body), prepare, service, body, arrival, caller
     )
+    record.generation = generation
     record.model = service.model_id
     record.slo_class = generation.submissions[0].slo_class
     record.stream = generation.stream

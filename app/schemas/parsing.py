@@ -17,7 +17,6 @@ log = logging.getLogger("octavo.schemas")
 IGNORED = frozenset(
     {
         "store",
-        "session_id",
         "prompt_cache_key",
         "prompt_cache_options",
         "safety_identifier",

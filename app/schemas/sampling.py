@@ -150,6 +150,7 @@ class Generate(WireModel):
     guided_choice: Structure = None
     guided_grammar: Structure = None
     request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None
+    session_id: str | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 

@@ -184,6 +184,16 @@ def test_check_config_never_prints_a_secret(form: tuple[str, ...]) -> None:
     assert "admin_key: null" in run("check-config").stdout
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_check_config_never_prints_headers_of_a_collector(form: tuple[str, ...]) -> None:
+    given = "tracing.headers={authorization: s3cret-key}"
+    result = run("check-config", *form, "--set", given)
+    assert result.exit_code == 0
+    assert "s3cret" not in result.output
+    assert "headers: set, and not shown  # --set" in result.stdout or form
+    assert "headers: {}" in run("check-config").stdout
+
+
 def test_check_config_refuses_a_missing_file() -> None:
     result = run("check-config", "--config", "missing.yaml")
     assert result.exit_code == 2

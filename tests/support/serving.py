@@ -27,6 +27,7 @@ from app.service import Service
 from app.tenancy import Tenancy, class_limits
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer, Tokenizer
+from app.tracing.spans import Spans
 from engine.backends.base import Backend
 from engine.backends.scripted import ScriptedBackend
 from engine.blocks import BlockPool
@@ -102,6 +103,7 @@ class House:
         max_wait_s: float = math.inf,
         stuck_after_s: float | None = None,
         workers: int = 2,
+        spans: Spans | None = None,
         **scripted: Any,
     ) -> None:
         self.send_timeout_s = send_timeout_s
@@ -160,7 +162,10 @@ class House:
         )
         key = None if admin_key is None else SecretStr(admin_key)
         self.application = create_application(
-            self.service, admin_key=key, cors_origins=self.config.server.cors_origins
+            self.service,
+            admin_key=key,
+            cors_origins=self.config.server.cors_origins,
+            spans=spans,
         )
         self.port = 0
         self.server: uvicorn.Server = None  # type: ignore[assignment]

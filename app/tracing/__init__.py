@@ -1,0 +1,1 @@
+"""Spans for OpenTelemetry: one for each request for tokens, made when it has ended."""
