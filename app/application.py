@@ -22,6 +22,7 @@ from app.errors import ApiError, not_ready, overloaded, quota_exceeded
 from app.generation import prepare_chat, prepare_completion, prepare_response
 from app.middleware import REQUEST_ID, FrontDoor
 from app.problems import nearest
+from app.quota import REQUESTS, TOKENS
 from app.record import record_of
 from app.room import Overloaded, QuotaExceeded
 from app.routes.blocks import blocks
@@ -41,7 +42,17 @@ SIMILAR_PATH = 0.78
 
 ADMIN = "/admin"
 
-EXPOSED = (REQUEST_ID, "retry-after", "retry-after-ms", "x-should-retry")
+EXPOSED = (
+    REQUEST_ID,
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    *(
+        f"x-ratelimit-{of}-{what}"
+        for of in ("limit", "remaining", "reset")
+        for what in (REQUESTS, TOKENS)
+    ),
+)
 """Headers of replies that scripts of other origins may read."""
 
 

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -88,6 +88,15 @@ class Stream:
         self._waiting: list[Output] = []
         self._lag = 0
         self._wake = asyncio.Event()
+        self._generated: Counter[tuple[int, int]] = Counter()
+        self.failed = False
+        """Whether the server ended a sequence, for whatever reason."""
+
+    def used(self, submissions: Sequence[Submission]) -> int:
+        """Tokens that came, and those of the prompts of whom they came for."""
+        begun = {request for request, _ in self._generated}
+        prompts = sum(len(each.prompt) for each in submissions if each.id in begun)
+        return prompts + self._generated.total()
 
     @property
     def unfinished(self) -> list[int]:
@@ -111,6 +120,8 @@ class Stream:
 
     def finish_at(self, request: int, index: int, tokens: int) -> None:
         """A stop string ends a sequence with its `tokens`-th token; later ones are void."""
+        if (request, index) in self._generated:
+            self._generated[request, index] = tokens
         if (request, index) in self._open:
             self._open.discard((request, index))
             self._waiting = [
@@ -125,10 +136,14 @@ class Stream:
         key = (output.request, output.index)
         if key not in self._open:
             return True
+        count = len(output.tokens)
+        if count:
+            self._generated[key] += count
         if output.finish is None:
-            self._lag += len(output.tokens)
+            self._lag += count
         else:  # however much it says, nothing comes after it to lag behind
             self._open.discard(key)
+            self.failed = self.failed or output.finish.failure is not None
         self._waiting.append(output)
         self._wake.set()
         return self._lag <= self._max_lag
@@ -264,6 +279,7 @@ class Bridge:
         tenant: Tenant = ANYBODY,
         terms: Terms = ANY_TERMS,
         streamed: bool = True,
+        charged: int = 0,
     ) -> Iterator[Stream]:
         """Send requests in that are answered together; leaving the `with` ends them, whatever way.
 
@@ -272,11 +288,12 @@ class Bridge:
         on_cut: called on the event loop if the reader lags so far that its stream is cut.
         tenant, terms: whose bounds they count against. streamed: whether the client sets the pace
         at which they are read; else nobody is to blame if many tokens wait, and nobody is cut.
-        Raises Overloaded, QuotaExceeded or NotReady before anything crosses.
+        charged: tokens of the tenant's budget, of which it gets back what is not used.
+        Raises Overloaded, QuotaExceeded, NotReady or ApiError before anything crosses.
         """
         if (failure := self.failure) is not None:
             raise NotReady(failure)
-        self._room.enter(tenant, terms, submissions, self.stats.counters)
+        charge = self._room.enter(tenant, terms, submissions, self.stats.counters, charged)
         max_lag = self._max_lag if streamed else math.inf
         stream = Stream(self, submissions, max_lag, on_cut)
         self._streams.update((submission.id, stream) for submission in submissions)
@@ -285,12 +302,16 @@ class Bridge:
             self.post(submission)
         try:
             if (failure := self.failure) is not None:
+                stream.failed = True
                 raise NotReady(failure)  # the engine ended while we were posting
             yield stream
         finally:
             for submission in submissions:
                 del self._streams[submission.id]
             self._room.leave(tenant, terms, submissions)
+            if charge is not None:
+                used = stream.used(submissions)
+                charge.settle(used, refused=stream.failed and not used)
             if not self._streams:
                 self._idle.set()
             for request in stream.unfinished:

@@ -100,7 +100,7 @@ def compose(config: Config, console: Console) -> House:
     core = compose_engine(config, console, bridge.emit)
     engine, model = core.engine, core.model
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
-    tenancy = Tenancy(config)
+    tenancy = Tenancy(config, engine.clock)
     policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
     service = Service(
         model_id=config.model.served_name,

@@ -139,6 +139,16 @@ def quota_exceeded(message: str, retry_after: float | None) -> ApiError:
     )
 
 
+def larger_than_budget(tenant: str, tokens: int, most: float) -> ApiError:
+    """400: more tokens than the tenant may ever use at once, so waiting would not help."""
+    return invalid(
+        f"This request may need {tokens} tokens (its prompt, and max_tokens for each answer), and "
+        f"tenant {tenant} may use {most:.0f} at once. Lower max_tokens, or shorten the prompt.",
+        "max_tokens",
+        code="larger_than_quota",
+    )
+
+
 def not_ready(failure: Failure) -> ApiError:
     """503: starting, draining, or the engine has stopped; nothing was tried."""
     draining = failure.kind is FailureKind.SHUTTING_DOWN

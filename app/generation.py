@@ -47,6 +47,7 @@ class Generation:
     submissions: one for each prompt. answers: how many of the sequences of each become choices, and
     which. tenant: who sent it. terms: of its class. special: whether control tokens are shown.
     request_id, session_id: what the client calls it, and what it is a part of, in the body.
+    charged: tokens of the tenant's budget.
     """
 
     answers: Answers
@@ -59,6 +60,7 @@ class Generation:
     stream: bool
     special: bool
     request_id: str | None
+    charged: int
     session_id: str | None = None
 
 
@@ -208,7 +210,16 @@ def generation(
         special=request.skip_special_tokens is False,
         request_id=request.request_id,
         session_id=request.session_id,
+        charged=sum(_charged(request, answers, caller.tenant, prompt) for prompt in prompts),
     )
+
+
+def _charged(request: Generate, answers: Answers, tenant: Tenant, prompt: Prepared) -> int:
+    """Tokens that a prompt and its answers may need; the answers usually, if they have no limit."""
+    most = prompt.max_tokens
+    if request.token_limit is None and tenant.budget is not None:
+        most = min(most, tenant.budget.assumed)
+    return len(prompt.ids) + answers.sequences * most
 
 
 def _seeded(request: Generate, controls: RowControls) -> RowControls:

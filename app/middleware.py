@@ -93,12 +93,16 @@ def _request_id(scope: Scope) -> str:
 
 
 def _labelled(send: Send, record: Record) -> Send:
-    """Put the request id into the reply's head and remember its status."""
+    """Put the request id into the reply's head, and what is left of the tenant's budget; remember
+    the status."""
 
     async def labelled(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
-            MutableHeaders(scope=message)[REQUEST_ID] = record.request_id
+            headers = MutableHeaders(scope=message)
+            headers[REQUEST_ID] = record.request_id
+            if record.budget is not None:
+                headers.update(dict(record.budget.headers()))
         await send(message)
 
     return labelled

@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from app.generation import Generation
 from app.logs import RequestLine
+from app.quota import Budget
 
 KEY = "octavo.record"
 
@@ -21,7 +22,8 @@ class Record:
 
     generation: what it asked for, once that was read. finish_reasons: of each of its sequences,
     None for those that did not end. decode_s: from the first token to the last.
-    limit: the key of the configuration that the request would have exceeded.
+    limit: the key of the configuration that the request would have exceeded. budget: of its tenant,
+    which the reply's head tells about.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class Record:
     client_disconnected: bool = False
     error: str | None = None
     limit: str | None = None
+    budget: Budget | None = None
 
     def line(self, route: str, duration: float) -> RequestLine:
         """The finished log line; `duration` in seconds."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.bounds import Bounds
+from app.errors import larger_than_budget
 from app.pace import Pace
+from app.quota import TOKENS, Charge, TooLarge, duration
 from app.tenancy import Tenant, Terms
 from engine.clock import Clock, MonotonicClock
 from engine.inbox import Submission
@@ -95,18 +97,21 @@ class Room:
         sequences: int = 1,
         tokens: int = 1,
         work: float = 1.0,
+        charged: int = 0,
     ) -> None:
-        """Raise Overloaded or QuotaExceeded if there is no room.
+        """Raise Overloaded or QuotaExceeded if there is no room, ApiError if there never will be.
 
         terms: of its class; None where that is not known yet, which is then not asked.
         tokens: of the prompts. If nobody waits there may be any number of them, and they may take
-        any time: else nobody would find out that they do not.
+        any time: else nobody would find out that they do not. charged: tokens of the tenant's
+        budget; 0 if that is not known yet.
         """
         now = self._clock.now()
         for holder in self._holders(tenant, terms):
             _check(holder, sequences, tokens, work, now)
         if terms is not None:
             self._check_wait(terms, work, now)
+        _check_budget(tenant, charged)
 
     def enter(
         self,
@@ -114,16 +119,18 @@ class Room:
         terms: Terms,
         submissions: Sequence[Submission],
         counters: Counters | None = None,
-    ) -> None:
+        charged: int = 0,
+    ) -> Charge | None:
         """Count these in, all of them or none. Raises what `require` raises.
 
-        counters: the engine's, which tell how long answers are.
+        counters: the engine's, which tell how long answers are. The tenant's charge is returned, if
+        it has a budget; it is to be settled.
         """
         answer = _mean_answer(counters or Counters())
         works = [_work(each, answer) for each in submissions]
         sequences = sum(each.sequences for each in submissions)
         tokens = sum(len(each.prompt) for each in submissions)
-        self.require(tenant, terms, sequences, tokens, sum(works))
+        self.require(tenant, terms, sequences, tokens, sum(works), charged)
         now = self._clock.now()
         accounts = self._accounts(tenant, terms)
         for submission, work in zip(submissions, works, strict=True):
@@ -134,6 +141,7 @@ class Room:
                 account.waiting += wait.sequences
                 account.tokens += wait.tokens
                 account.pace.enter(work, now)
+        return None if tenant.budget is None else tenant.budget.charge(charged)
 
     def answered(self, request: int, started: bool) -> None:
         """The request waits no more: it `started` to say something, or has ended without a word.
@@ -220,6 +228,23 @@ def _check(holder: Holder, sequences: int, tokens: int, work: float, now: float)
         )
         part = (account.tokens + tokens - bounds.tokens) / (account.tokens + tokens)
         raise refuse(has, "max_waiting_tokens", part * account.pace.seconds(work, now))
+
+
+def _check_budget(tenant: Tenant, charged: int) -> None:
+    """Raise QuotaExceeded if the tenant has used up what it may in a minute."""
+    if tenant.budget is None:
+        return
+    try:
+        short = tenant.budget.shortage(charged)
+    except TooLarge as error:
+        raise larger_than_budget(tenant.name, error.tokens, error.size) from None
+    if short is not None:
+        message = (
+            f"tenant {tenant.name} has {max(0.0, short.left):.0f} {short.what} left of "
+            f"{short.size:.0f} and this needs {charged if short.what == TOKENS else 1}; "
+            f"try again in {duration(short.seconds)}"
+        )
+        raise QuotaExceeded(message, short.seconds, f"tenants.{short.what}_per_minute")
 
 
 def _work(submission: Submission, answer: float) -> float:

@@ -72,6 +72,7 @@ class GenerationResponse:
                 tenant=self._generation.tenant,
                 terms=self._generation.terms,
                 streamed=self._generation.stream,
+                charged=self._generation.charged,
             ) as stream,
             self._service.directory.listed(ids, self._names),
             self._service.metrics.follow(submissions, self._ending),

@@ -19,6 +19,8 @@ from app.config.schema import (
 )
 from app.errors import unauthorized
 from app.keys import KeyRing
+from app.quota import Budget, Rate
+from engine.clock import Clock, MonotonicClock
 from engine.limits import ClassLimits
 
 
@@ -33,6 +35,7 @@ class Tenant:
     weight: float = 1.0
     classes: Sequence[str] = ()
     bounds: Bounds = UNBOUNDED
+    budget: Budget | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +91,42 @@ class Caller:
 
 
 class Tenancy:
-    """The tenants and classes of a configuration; another one can be adopted at any time."""
+    """The tenants and classes of a configuration; another one can be adopted at any time.
 
-    def __init__(self, config: Config) -> None:
+    clock: of the tenants' budgets.
+    """
+
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._budgets: dict[str, Budget] = {}
         self.adopt(config)
 
     def adopt(self, config: Config) -> None:
-        """From now on these are the tenants and classes. Requests that are under way keep theirs.
+        """From now on these are the tenants and classes. Requests that are under way keep theirs,
+        and tenants what is left of their budgets.
 
         On the event loop, where callers are told as well.
         """
         self._identity: IdentityConfig = config.identity
         self._classes = {name: _terms(name, each) for name, each in config.classes.items()}
-        self._tenants = {name: _tenant(name, each) for name, each in config.tenants.items()}
+        rates = {name: rate for name, each in config.tenants.items() if (rate := _rate(each))}
+        self._budgets = {name: self._budget(name, rate) for name, rate in rates.items()}
+        self._tenants = {
+            name: _tenant(name, each, self._budgets.get(name))
+            for name, each in config.tenants.items()
+        }
         self._default = self._tenants.get(DEFAULT, Tenant())
         self._keys = KeyRing(
             (key, self._tenants[name]) for name, each in config.tenants.items() for key in each.keys
         )
+
+    def _budget(self, name: str, rate: Rate) -> Budget:
+        """The budget of a tenant that may have had one before."""
+        budget = self._budgets.get(name)
+        if budget is None:
+            return Budget(rate, self._clock)
+        budget.adopt(rate)
+        return budget
 
     def admit(self, headers: Headers) -> None:
         """Raises ApiError (401) for who shows no tenant's key, where one is required."""
@@ -168,13 +190,21 @@ def _terms(name: str, config: ClassConfig) -> Terms:
     )
 
 
-def _tenant(name: str, config: TenantConfig) -> Tenant:
+def _rate(config: TenantConfig) -> Rate | None:
+    """What a tenant may use in a minute; None where that is unlimited."""
+    requests, tokens = config.requests_per_minute, config.tokens_per_minute
+    if requests is None and tokens is None:
+        return None
+    return Rate(requests, tokens, config.burst_s, config.assumed_tokens)
+
+
+def _tenant(name: str, config: TenantConfig, budget: Budget | None) -> Tenant:
     bounds = Bounds(
         limit(config.max_open_requests),
         limit(config.max_waiting),
         limit(config.max_waiting_tokens),
     )
-    return Tenant(name, config.weight, tuple(config.classes), bounds)
+    return Tenant(name, config.weight, tuple(config.classes), bounds, budget)
 
 
 def house_bounds(config: LimitsConfig) -> Bounds:

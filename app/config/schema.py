@@ -333,6 +333,18 @@ class TenantConfig(Section):
     max_waiting_tokens: Positive | None = Field(
         default=None, description="as limits.max_waiting_tokens, of this tenant"
     )
+    requests_per_minute: Positive | None = Field(
+        default=None, description="requests let in a minute; more are answered 429; null: no limit"
+    )
+    tokens_per_minute: Positive | None = Field(
+        default=None, description="tokens a minute, prompts and answers; then 429; null: no limit"
+    )
+    burst_s: Target = Field(
+        default=60.0, description="seconds' worth of both that may be used at once"
+    )
+    assumed_tokens: Positive = Field(
+        default=256, description="charged at first for an answer without max_tokens"
+    )
 
 
 class IdentityConfig(Section):

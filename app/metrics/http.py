@@ -43,6 +43,8 @@ LIMITS: Final = (
     "tenants.max_open_requests",
     "tenants.max_waiting",
     "tenants.max_waiting_tokens",
+    "tenants.requests_per_minute",
+    "tenants.tokens_per_minute",
 )
 """Keys of the configuration that can turn a request away at the door."""
 

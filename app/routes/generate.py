@@ -28,6 +28,7 @@ async def generate(service: Service, prepare: Prepare, request: Request) -> Gene
     record = record_of(request.scope)
     caller = service.tenancy.caller(request.headers)
     record.tenant = caller.tenant.name
+    record.budget = caller.tenant.budget
     service.bridge.require_room(caller.tenant, caller.certain_terms)
     body = await read_body(request, service.max_body_bytes)
     arrival = service.clock.now()

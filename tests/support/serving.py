@@ -125,7 +125,7 @@ class House:
             guard=NO_CPU_LIMIT,
         )
         self.clock = clock or MonotonicClock()
-        self.tenancy = Tenancy(self.config)
+        self.tenancy = Tenancy(self.config, self.clock)
         self.policies = PolicyDesk(self.config.scheduler, self.bridge, services)
         self.metrics = self._metrics()
         self.thread = EngineThread(

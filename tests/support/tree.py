@@ -48,6 +48,7 @@ SILENT = {
     "deploy/prometheus": "What Prometheus scrapes, and what it warns of.",
     "docs/clients.md": "What to put where, in seven clients.",
     "docs/metrics.md": "Every metric: its name, type and labels, and what it says.",
+    "docs/overload.md": "Who is turned away when too many come, and what they are told.",
     "docs/traces.md": "Spans for OpenTelemetry: how to have them, and what they say.",
     "loadtest/RESULTS.md": "Beside other engines: tables made from peers/results.json.",
     "engine/native/src": "The C++ of it, compiled once for each instruction set.",
