@@ -20,6 +20,8 @@ from app.admin_door import AdminDoor
 from app.bridge import NotReady
 from app.errors import ApiError, not_ready, overloaded, quota_exceeded
 from app.generation import prepare_chat, prepare_completion, prepare_response
+from app.live.history import History
+from app.live.view import LiveView
 from app.middleware import REQUEST_ID, FrontDoor
 from app.problems import nearest
 from app.quota import REQUESTS, TOKENS
@@ -28,10 +30,12 @@ from app.room import Overloaded, QuotaExceeded
 from app.routes.blocks import blocks
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models
+from app.routes.page import PAGE
 from app.routes.policy import get_policy, post_policy
 from app.routes.requests import get_request, list_requests
 from app.routes.status import health, live, load, metrics, openapi_document, ready, version
 from app.routes.tokens import detokenize, tokenize
+from app.routes.view import live_view
 from app.service import Service
 from app.stream import tame_sse_starlette
 from app.tenant_door import TenantDoor
@@ -74,9 +78,10 @@ def create_application(
     service.bridge.add_observer(service.metrics.observe)
     routes = _routes(service)
     paths = [route.path for route in routes if "{" not in route.path]
+    page = [Route(file.path, file.answer, methods=["GET"]) for file in PAGE]
     admin = [] if admin_key is None else [_admin(service, admin_key)]
     application = Starlette(
-        routes=[*routes, *admin],
+        routes=[*routes, *page, *admin],
         middleware=_doors(service, [f"{ADMIN}/"] if admin else [], cors_origins, spans),
         exception_handlers={
             ApiError: _api_error,
@@ -139,13 +144,17 @@ def _routes(service: Service) -> list[Route]:
 
 
 def _admin(service: Service, key: SecretStr) -> Mount:
-    """The routes below /admin, all of them behind the door."""
+    """The routes below /admin, all of them behind the door; without them nobody keeps a history."""
+    history = History(service.bridge.stats, *service.metrics.latencies)
+    service.bridge.add_observer(history.observe)
+    view = LiveView(service, history)
     return Mount(
         ADMIN,
         routes=[
             Route("/blocks", partial(blocks, service), methods=["GET"]),
             Route("/requests", partial(list_requests, service), methods=["GET"]),
             Route("/requests/{id}", partial(get_request, service), methods=["GET"]),
+            Route("/live", partial(live_view, view), methods=["GET"]),
             Route("/policy", partial(get_policy, service), methods=["GET"]),
             Route("/policy", partial(post_policy, service), methods=["POST"]),
         ],

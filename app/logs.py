@@ -133,6 +133,7 @@ PROBES: Final = frozenset(
         "/load",
         "/metrics",
         "/admin/blocks",
+        "/admin/live",
         "/admin/requests",
     }
 )

@@ -10,10 +10,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import ApiError
 from app.record import record_of
+from app.routes.page import PAGE
 from app.tenancy import Tenancy
 
-OPEN: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
-"""Paths that anybody may ask: who probes a server has no key, and learns of nobody."""
+PROBES: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+
+OPEN: Final = PROBES | {file.path for file in PAGE}
+"""Paths that anybody may ask. Who probes a server has no key, and learns of nobody; the page is
+where a key is typed in, and the same for everybody."""
 
 
 class TenantDoor:

@@ -110,6 +110,11 @@ class Metrics(Collector):
         """Sequences whose tokens are being measured."""
         return self._requests.followed
 
+    @property
+    def latencies(self) -> tuple[Histogram, Histogram]:
+        """Times to the first token, and between tokens: as they are booked, for who reads along."""
+        return self._requests.ttft, self._requests.itl
+
     def served(self, submission: Submission, last_token_at: float, tokens: Sequence[int]) -> None:
         """Book a request that was served in full; tokens: of each of its answers."""
         self._requests.served(submission, last_token_at, tokens)

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ApiError
-from app.routes.snapshots import limit_of, request_snapshot
+from app.routes.snapshots import brief, limit_of
 from app.service import Service
-from engine.outputs import Blocker, Explanations, Position, RequestExplanation, StartEstimate
+from engine.outputs import Explanations, RequestExplanation
 
 REQUESTS: Final = 100
 """Requests that are explained unless a client asks for fewer or more."""
@@ -28,7 +28,7 @@ async def list_requests(service: Service, request: Request) -> Response:
         {
             "running": seen.stats.running,
             "waiting": seen.stats.waiting,
-            "requests": [_brief(service, each, seen) for each in seen.requests],
+            "requests": [brief(each, seen.stats.now, service.directory) for each in seen.requests],
         }
     )
 
@@ -50,22 +50,10 @@ def _number(name: str) -> int | None:
     return int(name) if name.isdecimal() and name.isascii() and len(name) < 16 else None
 
 
-def _brief(service: Service, why: RequestExplanation, seen: Explanations) -> dict[str, Any]:
-    waits = why.request.phase in ("waiting", "preempted")
-    return {
-        **request_snapshot(why.request, service.directory),
-        "age_s": seen.stats.now - why.request.arrival,
-        "lost_tokens": why.lost,
-        "position": _position(why.position),
-        "blocked_by": list(map(_blocker, why.blockers)) if waits else None,
-        "start_in_s": _start(why.start),
-    }
-
-
 def _full(service: Service, why: RequestExplanation, seen: Explanations) -> dict[str, Any]:
-    if why.position is None:
-        return _brief(service, why, seen)
     now = seen.stats.now
+    if why.position is None:
+        return brief(why, now, service.directory)
     overtakers = []
     for overtaker in why.overtakers:
         names = service.directory.names(overtaker.id)
@@ -78,35 +66,13 @@ def _full(service: Service, why: RequestExplanation, seen: Explanations) -> dict
             }
         )
     return {
-        **_brief(service, why, seen),
+        **brief(why, now, service.directory),
         "overtaken_by": overtakers,
         "overtaken": why.overtaken,
         "overtaken_complete": why.complete,
         "policy": "fcfs" if seen.fallen_back else service.policies.current.policy,
         "explanation": why.words,
     }
-
-
-def _position(position: Position | None) -> dict[str, Any] | None:
-    if position is None:
-        return None
-    return {
-        "flow": position.flow[:120],
-        "place": position.place,
-        "of": position.of,
-        "exact": position.exact,
-        "lines": position.lines,
-    }
-
-
-def _blocker(blocker: Blocker) -> dict[str, Any]:
-    return {"by": blocker.by, "needs": blocker.needs, "left": blocker.left}
-
-
-def _start(start: StartEstimate | None) -> dict[str, float] | None:
-    if start is None:
-        return None
-    return {"estimate": start.seconds, "low": start.low, "high": start.high}
 
 
 def _json(document: Any) -> Response:

@@ -8,7 +8,13 @@ from starlette.requests import Request
 
 from app.directory import Directory
 from app.errors import invalid
-from engine.outputs import RequestSnapshot
+from engine.outputs import (
+    Blocker,
+    Position,
+    RequestExplanation,
+    RequestSnapshot,
+    StartEstimate,
+)
 
 
 def limit_of(request: Request, name: str, usual: int, most: int) -> int:
@@ -38,3 +44,38 @@ def request_snapshot(request: RequestSnapshot, directory: Directory) -> dict[str
         "blocks": [len(table) for table in request.blocks],
         "host_blocks": [len(table) for table in request.host_blocks],
     }
+
+
+def brief(why: RequestExplanation, now: float, directory: Directory) -> dict[str, Any]:
+    """A request, where it stands at engine time `now`, and what it waits for if it does."""
+    waits = why.request.phase in ("waiting", "preempted")
+    return {
+        **request_snapshot(why.request, directory),
+        "age_s": now - why.request.arrival,
+        "lost_tokens": why.lost,
+        "position": _position(why.position),
+        "blocked_by": list(map(_blocker, why.blockers)) if waits else None,
+        "start_in_s": _start(why.start),
+    }
+
+
+def _position(position: Position | None) -> dict[str, Any] | None:
+    if position is None:
+        return None
+    return {
+        "flow": position.flow[:120],
+        "place": position.place,
+        "of": position.of,
+        "exact": position.exact,
+        "lines": position.lines,
+    }
+
+
+def _blocker(blocker: Blocker) -> dict[str, Any]:
+    return {"by": blocker.by, "needs": blocker.needs, "left": blocker.left}
+
+
+def _start(start: StartEstimate | None) -> dict[str, float] | None:
+    if start is None:
+        return None
+    return {"estimate": start.seconds, "low": start.low, "high": start.high}

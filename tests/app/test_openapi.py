@@ -6,6 +6,7 @@ import pytest
 from support.serving import House
 
 from app.openapi import OPERATIONS, openapi
+from app.routes.page import PAGE
 from app.schemas.chat import ChatRequest
 from app.schemas.completion import CompletionRequest
 from app.schemas.parsing import parse
@@ -23,7 +24,8 @@ def test_every_public_route_is_in_it_and_no_other():
         for method in route.methods - {"HEAD"}
     }
     told = {(method, path) for path, item in DOCUMENT["paths"].items() for method in item}
-    assert told == routed - {("get", "/openapi.json")}
+    others = {("get", "/openapi.json"), *(("get", file.path) for file in PAGE)}
+    assert told == routed - others
 
 
 def test_every_operation_has_a_name_of_its_own():

@@ -36,6 +36,12 @@ FOLDERS = {
 }
 
 SILENT = {
+    "app/page": "The page at /, as it is served: no build step.",
+    "app/page/icon.svg": "Its icon.",
+    "app/page/vendor": "uPlot, which draws the charts, as it is published.",
+    "app/page/vendor/uPlot.LICENSE": "MIT.",
+    "app/page/vendor/uPlot.iife.min.js": "Its code.",
+    "app/page/vendor/uPlot.min.css": "Its style sheet.",
     "app/text/calibration.txt": "The text itself.",
     "deploy/README.md": "How to use each.",
     "deploy/grafana": "What Grafana shows.",
@@ -103,12 +109,26 @@ def _says(path: str) -> str:
     if source.suffix in (".h", ".cpp"):
         comment = source.read_text().split("\n#")[0].replace("\n//", "").removeprefix("// ")
         return comment.partition(". ")[0].strip().rstrip(".") + "."
+    if source.suffix in (".js", ".css", ".html"):
+        return _first_comment(source.read_text())
     if source.suffix in (".yaml", ".yml") or source.stem == "Dockerfile":
         return source.read_text().partition("\n")[0].removeprefix("# ")
     if source.suffix != ".py":
         return ""
     docstring = ast.get_docstring(ast.parse(source.read_text())) or ""
     return docstring.partition("\n")[0]
+
+
+def _first_comment(text: str) -> str:
+    """What a file of the page begins with, in whatever way its language has."""
+    line = next(line for line in text.splitlines() if line.startswith(("// ", "/* ", "<!-- ")))
+    return (
+        line.removeprefix("// ")
+        .removeprefix("/* ")
+        .removeprefix("<!-- ")
+        .removesuffix(" */")
+        .removesuffix(" -->")
+    )
 
 
 def _about(data: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""identity.require_key: nothing but the probes answers without a tenant's key."""
+"""identity.require_key: nothing but the probes and the page answers without a tenant's key."""
 
 from __future__ import annotations
 
@@ -46,10 +46,14 @@ def refused(reply, method: str) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_every_route_but_the_probes_is_closed_and_so_is_what_is_no_route(house, method):
+async def test_every_route_but_those_that_are_open_is_closed_and_so_is_what_is_no_route(
+    house, method
+):
     odd = (
-        "/",
         "/nothing",
+        "/page",
+        "/page/",
+        "/page/page.css/",
         "//v1/models",
         "/V1/models",
         "/v1/models/",
@@ -64,7 +68,7 @@ async def test_every_route_but_the_probes_is_closed_and_so_is_what_is_no_route(h
         assert refused(await house.client.request(method, f"{house.url}{path}?key=k1"), method)
 
 
-async def test_the_probes_answer_anybody(house) -> None:
+async def test_the_probes_and_the_page_answer_anybody(house) -> None:
     assert set(paths(house)) > OPEN
     for path in OPEN:
         assert (await house.client.get(path)).status_code == 200
