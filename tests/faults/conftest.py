@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 import pytest_asyncio
+from support.float_parity import MODEL
 from support.serving import House, serving
 
-from app.model_files import DEFAULT_MODEL
 from app.text.gguf_tokenizer import GGUFTokenizer
 from engine.controls import SampleRow
-
-MODEL = Path(__file__).parents[2] / "models" / DEFAULT_MODEL.file
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +43,14 @@ async def house(smollm2: GGUFTokenizer, speaker: Speaker) -> AsyncIterator[House
     async with serving(tokenizer=smollm2, script=speaker, model_len=512) as house:
         yield house
         await house.idle()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other cost more than rows this short take."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 
 import pytest
@@ -275,3 +276,13 @@ async def test_b10_the_first_delta_of_a_long_answer_is_there_before_the_last_is_
             async for piece in reading:
                 raw += piece
         assert len(chunks(raw)) >= 2
+
+
+async def test_b10_nothing_small_waits_for_the_network_to_acknowledge_what_went_before(
+    house,
+) -> None:
+    await answer(house, CHAT, max_tokens=1)
+    held = house.server.server_state.connections
+    sockets = [connection.transport.get_extra_info("socket") for connection in held]
+    assert sockets
+    assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from support.serving import CHAT, HELLO, House, chunks
+from support.serving import CHAT, COMPLETIONS, HELLO, House, chunks, until
 
 PROMPT = "Say"
 
@@ -98,3 +101,18 @@ def dispatched(raw: bytes) -> list[Event]:
             else:
                 assert field == "", f"a field that nobody needs: {field}"
     return events
+
+
+async def at_once(
+    house: House, gate: threading.Event, bodies: Sequence[Mapping[str, Any]]
+) -> list[Any]:
+    """The replies to completions that arrive in this order, and all before the engine begins.
+
+    gate: what the engine waits at before its first step.
+    """
+    asked = []
+    for body in bodies:
+        asked.append(asyncio.ensure_future(house.post(COMPLETIONS, body)))
+        await until(lambda: house.bridge.open_requests == len(asked))
+    gate.set()
+    return [await each for each in asked]

@@ -104,6 +104,8 @@ class House:
         stuck_after_s: float | None = None,
         workers: int = 2,
         spans: Spans | None = None,
+        prefix_cache: bool = True,
+        depth: int = 0,
         **scripted: Any,
     ) -> None:
         self.send_timeout_s = send_timeout_s
@@ -123,6 +125,7 @@ class House:
             self.pool,
             Limits(step_tokens, rows, model_len, class_limits(self.config)),
             guard=NO_CPU_LIMIT,
+            prefix_cache=prefix_cache,
         )
         self.clock = clock or MonotonicClock()
         self.tenancy = Tenancy(self.config, self.clock)
@@ -135,6 +138,7 @@ class House:
                 clock=self.clock,
                 cost=LinearCost(),
                 emit=self.bridge.emit,
+                depth=depth,
             )
         )
         self.executor = ThreadPoolExecutor(workers)

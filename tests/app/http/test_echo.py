@@ -43,7 +43,7 @@ async def test_no_stop_string_is_looked_for_in_it(house):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_each_token_of_it_but_the_first_has_a_logprob(house, stream):
+async def test_b26_each_token_of_it_but_the_first_has_a_logprob(house, stream):
     body = {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 1}
     text, logprobs = await choice_of(house, body, stream)
     assert {len(values) for values in logprobs.values()} == {LENGTH + 1}
@@ -60,7 +60,7 @@ async def test_each_token_of_it_but_the_first_has_a_logprob(house, stream):
 
 
 @pytest.mark.parametrize("step_tokens", [16, 32, 256])
-async def test_it_is_the_same_cold_and_warm_and_in_whatever_chunks(step_tokens):
+async def test_b26_it_is_the_same_cold_and_warm_and_in_whatever_chunks(step_tokens):
     body = {"prompt": "p" * 100, "echo": True, "logprobs": 1, "max_tokens": 1}
     async with serving(step_tokens=step_tokens, rows=4) as house:
         said = [await choice_of(house, body, stream) for stream in (False, True, False)]

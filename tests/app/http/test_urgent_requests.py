@@ -52,7 +52,7 @@ async def rush_hour(policy) -> list[tuple[int, int]]:
         return served(house)
 
 
-async def test_an_urgent_request_displaces_one_of_a_full_house_and_nobody_else_does():
+async def test_b34_an_urgent_request_displaces_one_of_a_full_house_and_nobody_else_does():
     steps = await rush_hour(Priority)
     assert steps[2] == (HELD + 1, HELD + 5)
     assert steps[0] == (0, LONG - 1), "the oldest went on"
@@ -60,14 +60,14 @@ async def test_an_urgent_request_displaces_one_of_a_full_house_and_nobody_else_d
     assert min(first for first, _ in steps[3:]) == LONG
 
 
-async def test_first_come_first_served_does_not_look_at_it():
+async def test_b34_first_come_first_served_does_not_look_at_it():
     steps = await rush_hour(FCFS)
     assert [last for _, last in steps[:2]] == [LONG - 1, LONG]
     assert min(first for first, _ in steps[2:]) == steps[2][0] == LONG
 
 
 @pytest.mark.parametrize("priority", ["high", 1e9, 0.5, True, [1], 2**63])
-async def test_a_priority_that_is_no_number_of_64_bits_is_refused(priority):
+async def test_b34_a_priority_that_is_no_number_of_64_bits_is_refused(priority):
     async with serving(policy=Priority) as house:
         reply = await house.post(CHAT, {"messages": HELLO, "priority": priority})
         assert reply.status_code == 400
@@ -75,7 +75,7 @@ async def test_a_priority_that_is_no_number_of_64_bits_is_refused(priority):
 
 
 @pytest.mark.parametrize("priority", [None, 0, -(2**63), 2**63 - 1, 10**9])
-async def test_any_whole_number_is_a_priority_and_null_is_none(priority):
+async def test_b34_any_whole_number_is_a_priority_and_null_is_none(priority):
     async with serving(policy=Priority) as house:
         body = {"messages": HELLO, "max_tokens": 2, "priority": priority}
         assert (await house.post(CHAT, body)).status_code == 200
