@@ -1,4 +1,5 @@
-"""A client's connection, and how it ends when the client takes nothing of what it is sent.
+"""A client's connection, and how it ends when the client takes nothing of what it is sent, or does
+not come to an end with what it sends.
 
 uvicorn waits for such a client for ever: it neither reads, so that `send` could go on, nor leaves,
 so that the request could end.
@@ -7,20 +8,25 @@ so that the request could end.
 from __future__ import annotations
 
 import asyncio
+import enum
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.errors import ApiError, head_too_large, malformed
+from app.errors import ApiError, head_too_large, malformed, too_slow
 from app.head import Head, HeadLimits
 
 HANG_UP = "octavo.hang_up"
 """Key of an ASGI scope: a function that ends the connection, whatever has not been sent yet."""
+
+REJECTED = "octavo.rejected"
+"""Key of an ASGI scope: the error that the connection ended with while the body was being read."""
 
 LAST_WORDS_S = 1.0
 """Seconds that a client has to read how its request ended, before its connection ends too."""
@@ -30,16 +36,45 @@ LINGER_S = 5.0
 connection that ended at once would take the answer with it, before the client reads it."""
 
 
+class Expected(enum.Enum):
+    """What has begun to come of a request and has not ended yet."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a client may take: to send a head, to send a body, to read on."""
+
+    head: float
+    body: float
+    reading: float
+
+
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, which hangs up on a client that takes nothing for `send_timeout_s`, and
-    bounds what it reads that is no body."""
+    """uvicorn's HTTP/1.1, which hangs up on a client that is too slow, and bounds what it reads
+    that is no body.
+
+    rejected: told of an error that ends a connection before there was a request.
+    """
 
     def __init__(
-        self, *args: Any, send_timeout_s: float, head_limits: HeadLimits, **kwargs: Any
+        self,
+        *args: Any,
+        patience: Patience,
+        head_limits: HeadLimits,
+        rejected: Callable[[ApiError], None],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._send_timeout_s = send_timeout_s
+        self._patience = patience
+        self._rejected = rejected
         self._head = Head(head_limits)
+        self._expected = Expected.NOTHING
+        self._timed = Expected.NOTHING
+        self._slow: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._deaf = False
@@ -47,6 +82,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _send_at_once(transport)
+        self._keep_alive()
 
     # ---------------------------------------------------------------- reading
 
@@ -55,12 +91,42 @@ class Connection(HttpToolsProtocol):
             return
         self._head.arrived(len(data))
         super().data_received(data)
-        if self._head.overlong and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._head.overlong:
             self._reject(head_too_large())
+        else:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """What has begun to come has to end in time. What came at once has ended already."""
+        if self._expected is not self._timed:
+            self._no_hurry()
+            self._timed = self._expected
+            if self._timed is not Expected.NOTHING:
+                head = self._timed is Expected.HEAD
+                seconds = self._patience.head if head else self._patience.body
+                self._slow = self.loop.call_later(seconds, self._reject, too_slow())
+        if self._expected is Expected.NOTHING:
+            self._keep_alive()
+
+    def _no_hurry(self) -> None:
+        _cancel(self._slow)
+        self._timed = Expected.NOTHING
+
+    def _keep_alive(self) -> None:
+        """A connection on which nothing is asked ends in time, also if it never was, or if
+        something came that asks for nothing."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head.begin()
+        self._expected = Expected.HEAD
         cast(Scope, self.scope)[HANG_UP] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
@@ -82,6 +148,8 @@ class Connection(HttpToolsProtocol):
         """
         self._head.complete = True
         self._head.useful()
+        self._no_hurry()
+        self._expected = Expected.BODY
         running = self.cycle
         super().on_headers_complete()
         if self.pipeline:
@@ -97,6 +165,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._head.useful()
+        self._no_hurry()
+        self._expected = Expected.NOTHING
         if not self._deaf:
             super().on_message_complete()
             self.cycle.more_body = False
@@ -114,7 +184,10 @@ class Connection(HttpToolsProtocol):
                 self._end_with(running)
                 return
             running.disconnected = True
+            cast(Scope, running.scope)[REJECTED] = error
             running.message_event.set()
+        else:
+            self._rejected(error)
         if running is None or not (running.response_started and running.more_body):
             self.transport.write(_whole(error))
         self.transport.close()
@@ -123,6 +196,7 @@ class Connection(HttpToolsProtocol):
         """Hear nothing more; the connection ends with this reply."""
         running.keep_alive = False
         self._deaf = True
+        self._no_hurry()
 
     # ---------------------------------------------------------------- writing
 
@@ -133,13 +207,15 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(self._send_timeout_s, self.transport.abort)
+        self._stalled = self.loop.call_later(self._patience.reading, self.transport.abort)
 
     def resume_writing(self) -> None:
         _cancel(self._stalled)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._no_hurry()
+        self._unset_keepalive_if_required()
         _cancel(self._stalled)
         _cancel(self._lingering)
         super().connection_lost(exc)

@@ -16,19 +16,30 @@ from starlette.types import ASGIApp
 
 from app.bridge import Bridge
 from app.config.schema import ServerConfig
-from app.connection import LAST_WORDS_S, Connection
+from app.connection import LAST_WORDS_S, Connection, Patience
+from app.errors import ApiError
 from app.head import HeadLimits
 from app.listener import BACKLOG, Listener
 
 log = logging.getLogger("octavo")
 
 
-def uvicorn_config(application: ASGIApp, server: ServerConfig, **options: Any) -> uvicorn.Config:
-    """How this server wants uvicorn to be."""
+def _nobody(error: ApiError) -> None:
+    """For who does not count what came to no request."""
+
+
+def uvicorn_config(
+    application: ASGIApp,
+    server: ServerConfig,
+    rejected: Callable[[ApiError], None] = _nobody,
+    **options: Any,
+) -> uvicorn.Config:
+    """How this server wants uvicorn to be. rejected: as of Connection."""
     connection = partial(
         Connection,
-        send_timeout_s=server.send_timeout_s,
+        patience=Patience(server.head_timeout_s, server.body_timeout_s, server.send_timeout_s),
         head_limits=HeadLimits(server.max_header_bytes, server.max_headers),
+        rejected=rejected,
     )
     return uvicorn.Config(
         application,

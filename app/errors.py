@@ -104,6 +104,12 @@ def head_too_large() -> ApiError:
     return ApiError(431, "The head of the request is too large.", code="headers_too_large")
 
 
+def too_slow() -> ApiError:
+    """408: the client takes too long to send its request."""
+    message = "The request did not come to an end in time."
+    return ApiError(408, message, code="request_timeout")
+
+
 def model_not_found(model: str) -> ApiError:
     return ApiError(
         404,

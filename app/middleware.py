@@ -12,9 +12,11 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.connection import REJECTED
 from app.errors import SERVER_ERROR, ApiError
 from app.logs import log_request
 from app.metrics import UNMATCHED, Metrics
+from app.metrics.labels import OTHER
 from app.record import CLIENT_CLOSED_REQUEST, KEY, Record
 from app.tracing.spans import Spans
 
@@ -63,6 +65,9 @@ class FrontDoor:
 
     def _close(self, scope: Scope, record: Record, duration: float) -> None:
         route = _template(scope)
+        rejected: ApiError | None = scope.get(REJECTED)
+        if rejected is not None and not record.status:
+            record.status, record.error = rejected.status, rejected.code
         if not record.status:
             record.status = CLIENT_CLOSED_REQUEST
             record.client_disconnected = True
@@ -79,6 +84,12 @@ class FrontDoor:
             self._spans.close(scope, record, duration)
 
 
+def count_rejected(metrics: Metrics, error: ApiError) -> None:
+    """Count and log what was answered although no request was made out."""
+    metrics.count_http(UNMATCHED, OTHER, error.status, error=error.code)
+    log_request(Record(_new_id(), error.status, error=error.code).line(UNMATCHED, 0.0))
+
+
 def _template(scope: Scope) -> str:
     """The path of the route that was found; below a mount it is told from there."""
     route = scope.get("route")
@@ -89,7 +100,11 @@ def _template(scope: Scope) -> str:
 
 def _request_id(scope: Scope) -> str:
     given = Headers(scope=scope).get(REQUEST_ID, "")
-    return given if _VALID_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+    return given if _VALID_ID.fullmatch(given) else _new_id()
+
+
+def _new_id() -> str:
+    return f"req-{uuid.uuid4().hex}"
 
 
 def _labelled(send: Send, record: Record) -> Send:

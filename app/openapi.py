@@ -43,7 +43,7 @@ ERRORS: Final[Mapping[int, str]] = {
     400: "a field is missing, wrong, out of range, or not supported; `param` names it",
     401: "no key, or not the right one",
     404: "there is no such model",
-    408: "the client reads too slowly",
+    408: "the client sends or reads too slowly",
     413: "the body is too large",
     415: "the content type is not JSON",
     429: "the server, or the tenant's quota, is full",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 from rich.console import Console
 
@@ -11,6 +13,7 @@ from app.config import LoadedConfig
 from app.draining_server import DrainingServer, uvicorn_config
 from app.listener import Listener
 from app.logs import configure_logs
+from app.middleware import count_rejected
 from app.reload import Reload
 from app.waiting_room import WaitingRoom
 
@@ -36,8 +39,9 @@ def serve(loaded: LoadedConfig) -> None:
     listener = Listener(config.server)
     with WaitingRoom(listener, config.server):
         house = compose(config, Console(stderr=True))
-    uvicorn = uvicorn_config(house.application, config.server)
     service = house.service
+    rejected = partial(count_rejected, service.metrics)
+    uvicorn = uvicorn_config(house.application, config.server, rejected)
     reload = Reload(loaded, service.policies, service.tenancy, house.bridge)
     grace = config.server.shutdown_grace_s
     DrainingServer(uvicorn, listener, house.bridge, grace, reload).serve_to_the_end()

@@ -137,6 +137,12 @@ class ServerConfig(Section):
     send_timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=60.0, description="how long a client may take nothing of its reply; then it is cut"
     )
+    head_timeout_s: Target = Field(
+        default=10.0, description="how long the head of a request may take to come; then 408"
+    )
+    body_timeout_s: Target = Field(
+        default=60.0, description="how long the body of a request may take to come; then 408"
+    )
     max_body_bytes: Size = Field(
         default=4 * 2**20, ge=1, description="largest request body; more is answered 413"
     )

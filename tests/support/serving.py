@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -22,6 +23,7 @@ from app.bridge import Bridge
 from app.config.schema import Config, LimitsConfig, SseConfig
 from app.draining_server import uvicorn_config
 from app.metrics import Metrics, Subject
+from app.middleware import count_rejected
 from app.policy_desk import PolicyDesk
 from app.service import Service
 from app.tenancy import Tenancy, class_limits
@@ -93,6 +95,7 @@ class House:
         per_request_metrics: bool = False,
         max_body_bytes: int = 1 << 20,
         send_timeout_s: float = 60.0,
+        keep_alive_s: int = 60,
         send_buffer: int | None = None,
         admin_key: str | None = None,
         config: Mapping[str, Any] | None = None,
@@ -109,6 +112,7 @@ class House:
         **scripted: Any,
     ) -> None:
         self.send_timeout_s = send_timeout_s
+        self.keep_alive_s = keep_alive_s
         self.send_buffer = send_buffer
         self.tokenizer = tokenizer or ByteTokenizer()
         self.backend: Any = backend or ScriptedBackend(blocks, **scripted)
@@ -242,9 +246,13 @@ async def serving(**options: Any) -> AsyncIterator[House]:
     """A house that is served on a free port of loopback; everything is checked when it closes."""
     house = House(**options)
     house.bridge.start(house.thread)
-    own = {"keep_alive_s": 60, "send_timeout_s": house.send_timeout_s}
+    own = {"keep_alive_s": house.keep_alive_s, "send_timeout_s": house.send_timeout_s}
     config = house.config.server.model_copy(update=own)
-    server = uvicorn.Server(uvicorn_config(house.application, config, lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn_config(
+            house.application, config, partial(count_rejected, house.metrics), lifespan="off"
+        )
+    )
     house.server = server
     listener = socket.create_server(("127.0.0.1", 0))
     if house.send_buffer is not None:
