@@ -1,6 +1,7 @@
 """Manifests say what Octavo needs of a cluster, in fields that there are."""
 
 import importlib.util
+import re
 
 import pytest
 import yaml
@@ -200,6 +201,11 @@ def test_the_route_leads_to_the_pool():
     assert any(path.startswith(match["path"]["value"]) for path in PATHS)
 
 
+def test_names_of_vllm_that_a_picker_reads_unless_told_otherwise_are_there():
+    told = re.findall(r"vllm:\w+", (DEPLOY / "kubernetes/samples/inference-pool.yaml").read_text())
+    assert {"vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= set(told) <= set(series())
+
+
 def test_the_picker_reads_metrics_that_there_are():
     settings = documents_of_kind("kubernetes/samples/inference-pool.yaml", "ConfigMap")
     picker = yaml.safe_load(settings["data"]["config.yaml"])
@@ -209,10 +215,21 @@ def test_the_picker_reads_metrics_that_there_are():
     [engine] = extractor["engineConfigs"]
     assert engine["name"] == extractor["defaultEngine"]
     specs = {key: value for key, value in engine.items() if key.endswith("Spec")}
-    assert set(specs) == {"queuedRequestsSpec", "runningRequestsSpec"}
+    assert specs == {
+        "queuedRequestsSpec": "octavo_requests_waiting",
+        "runningRequestsSpec": "octavo_requests_running",
+        "kvUsageSpec": "octavo_kv_usage_ratio",
+        "cacheInfoSpec": "vllm:cache_config_info",
+    }
     assert set(specs.values()) <= set(series())
+    assert {"block_size", "num_gpu_blocks"} <= series()["vllm:cache_config_info"]
     [profile] = picker["schedulingProfiles"]
     assert {each["pluginRef"] for each in profile["plugins"]} <= set(plugins)
+    assert {each["pluginRef"] for each in profile["plugins"]} >= {
+        "queue-scorer",
+        "kv-cache-utilization-scorer",
+        "prefix-cache-scorer",
+    }
     [source] = picker["dataLayer"]["sources"]
     assert source["pluginRef"] in plugins
     assert {each["pluginRef"] for each in source["extractors"]} <= set(plugins)

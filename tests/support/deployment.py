@@ -12,6 +12,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics import Metrics
+from engine.controls import RowControls
+from engine.inbox import Submission
+from engine.outputs import Stats
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -64,11 +67,19 @@ def series() -> dict[str, set[str]]:
     """Names of the samples that `/metrics` shows, with their labels."""
     metrics = Metrics()
     metrics.count_http("/health", "GET", 200)
+    with metrics.follow([_with_targets()], lambda key: "stop"):
+        metrics.observe([], Stats(running_by_class={"default": 1}, waiting_by_class={"default": 0}))
     shown: dict[str, set[str]] = defaultdict(set)
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
             shown[sample.name] |= set(sample.labels)
     return dict(shown)
+
+
+def _with_targets() -> Submission:
+    """A request of somebody who was promised something."""
+    controls = RowControls()
+    return Submission(1, [1], 1, controls, 0.0, ttft_deadline=1.0, tpot_target=1.0)
 
 
 def metric_names(expression: str) -> set[str]:
@@ -78,5 +89,5 @@ def metric_names(expression: str) -> set[str]:
 
 def selected_labels(expression: str) -> list[tuple[str, set[str]]]:
     """The labels that an expression selects by, for each of its selectors."""
-    selectors = re.findall(r"(octavo_\w+)\{([^}]*)\}", expression)
+    selectors = re.findall(r"((?:octavo_|vllm:)\w+)\{([^}]*)\}", expression)
     return [(name, set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", body))) for name, body in selectors]
