@@ -55,14 +55,14 @@ def test_every_client_has_a_recipe():
     table = re.findall(r"^\| ([^|]+?) \| (?:`|whatever)", GUIDE, re.MULTILINE)
     headings = re.findall(r"^## (.*)$", GUIDE, re.MULTILINE)
     assert table == headings
-    assert len(table) == 7
+    assert len(table) == 9
 
 
 def test_every_snippet_goes_to_the_same_server_and_model():
     urls = set(re.findall(r"http://[\w.]+:\d+(?:/v1)?", GUIDE))
     hosts = (BASE_URL, "http://host.docker.internal:8000")
     assert urls <= {f"{host}{path}" for host in hosts for path in ("", "/v1")}
-    models = set(re.findall(r"smollm2[\w-]*", GUIDE))
+    models = set(re.findall(r"\bsmollm2[\w-]*", GUIDE))
     assert models == {DEFAULT_MODEL.name}
 
 

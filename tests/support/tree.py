@@ -52,7 +52,7 @@ SILENT = {
     "deploy/kubernetes": "Manifests; kubectl apply -k.",
     "deploy/kubernetes/samples": "For clusters with KEDA, or an inference gateway.",
     "deploy/prometheus": "What Prometheus scrapes, and what it warns of.",
-    "docs/clients.md": "What to put where, in seven clients.",
+    "docs/clients.md": "What to put where, in seven clients and two load generators.",
     "docs/metrics.md": "Every metric: its name, type and labels, and what it says.",
     "docs/overload.md": "Who is turned away when too many come, and what they are told.",
     "docs/traces.md": "Spans for OpenTelemetry: how to have them, and what they say.",
