@@ -138,23 +138,28 @@ class Metrics(Collector):
 
     def render(self) -> bytes:
         """The whole page, in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + "".join(self._histograms()).encode()
 
     # ---------------------------------------------------------------- rendering
 
     def collect(self) -> Iterable[Metric]:
+        """Everything but the histograms, for the registry."""
         yield from self._about()
         yield from snapshot.families(self._stats, self._classes)
         yield snapshot.waits(self._subject.waits(), self._classes)
         yield from self._requests.families()
         yield from self._http.families()
-        for histogram in self._requests.histograms():
-            yield histogram.family()
-        for histogram in (self.step_seconds, self.step_tokens, self.step_rows):
-            yield histogram.family()
         if self._config.vllm_names:
-            model = self._subject.model
-            yield from vllm.families(model, self._stats, self._requests, self.step_tokens)
+            yield from vllm.families(self._subject.model, self._stats, self._requests)
+
+    def _histograms(self) -> Iterable[str]:
+        """The lines of what the registry does not hold."""
+        for histogram in self._requests.histograms():
+            yield histogram.lines()
+        for histogram in (self.step_seconds, self.step_tokens, self.step_rows):
+            yield histogram.lines()
+        if self._config.vllm_names:
+            yield from vllm.histograms(self._subject.model, self._requests, self.step_tokens)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing to check at registration: nobody else uses our names."""

@@ -20,11 +20,9 @@ from engine.outputs import Stats
 Labels = dict[str, str]
 
 
-def families(
-    model: str, stats: Stats, requests: RequestBook, step_tokens: Histogram
-) -> Iterable[Metric]:
-    """All of them, for the model of this name."""
-    labels = {"model_name": model, "engine": "0"}
+def families(model: str, stats: Stats, requests: RequestBook) -> Iterable[Metric]:
+    """All of them but the histograms, for the model of this name."""
+    labels = _labels(model)
     yield from _gauges(labels, stats)
     yield from _counters(labels, stats)
     yield _by(
@@ -35,6 +33,11 @@ def families(
         labels,
         {reason: requests.ends[reason] for reason in (STOP, LENGTH, ABORT, ERROR)},
     )
+
+
+def histograms(model: str, requests: RequestBook, step_tokens: Histogram) -> Iterable[str]:
+    """The lines of the histograms."""
+    labels = _labels(model)
     for name, histogram in (
         ("time_to_first_token_seconds", requests.ttft),
         ("inter_token_latency_seconds", requests.itl),
@@ -51,7 +54,11 @@ def families(
         ("request_params_n", requests.n),
         ("iteration_tokens_total", step_tokens),
     ):
-        yield histogram.family(f"vllm:{name}", labels)
+        yield histogram.lines(f"vllm:{name}", labels)
+
+
+def _labels(model: str) -> Labels:
+    return {"model_name": model, "engine": "0"}
 
 
 def _gauges(labels: Labels, stats: Stats) -> Iterable[Metric]:

@@ -35,6 +35,7 @@ from loadtest.host_bench import Repeats, measure_host, probes_of
 from loadtest.machine import Unmeasured, cpu, versions
 from loadtest.model_bench import TICKS, measure_model
 from loadtest.queue_bench import SHAPES, built_in, measure_queues
+from loadtest.scrape_bench import measure_scrapes
 
 MODEL_ROUNDS: Final = 3
 """Rounds of what computes a model, at most."""
@@ -107,7 +108,8 @@ def bench(
                 (memory read, int8 products); what share of a step goes where
     clients     a step of the server while 256 clients stream, against nobody listening
     host        scheduling, packing and hand-over at 64 rows, rows a second with the
-                simulated backend, planning behind long queues, the prefix cache (CPU time)
+                simulated backend, planning behind long queues, the prefix cache, a scrape of
+                /metrics (CPU time)
     queues      what waiting requests add to a step, under every policy
     allocation  what paging saves against reserving blocks, in virtual time
 
@@ -174,6 +176,7 @@ class _Parts:
     def host(self, tick: Tick) -> tuple[Figures, list[Table]]:
         found = measure_host(Repeats(self.rounds, self.steps), self.waiting, tick)
         found["block_layer"] = measure_block_layer(self.prompts, self.rounds, tick)
+        found |= measure_scrapes(self.rounds)
         return found, [bench_tables.host_table(found)]
 
     def queues(self, tick: Tick) -> tuple[Figures, list[Table]]:

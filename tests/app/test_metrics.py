@@ -3,8 +3,11 @@
 import math
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import ClientDisconnect
 
@@ -116,12 +119,25 @@ def test_histogram_buckets_are_cumulative_with_upper_bounds_included():
     histogram = Histogram("octavo_x", "x", (1, 2))
     for observed in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(observed)
+    [family] = text_string_to_metric_families(histogram.lines())
     buckets = [
         (float(sample.labels["le"]), sample.value)
-        for sample in histogram.family().samples
+        for sample in family.samples
         if sample.name.endswith("_bucket")
     ]
     assert buckets == [(1.0, 2.0), (2.0, 3.0), (math.inf, 4.0)]
+
+
+@pytest.mark.parametrize("labels", [{}, {"model_name": 'a"b\\c\nd', "engine": "0"}])
+def test_a_histogram_is_rendered_as_the_client_library_would(labels):
+    histogram = Histogram("octavo_x", "What it is", (0.001, 1, 2500))
+    for observed in (0.5, 1e-7, 1.0, 9e4):
+        histogram.observe(observed, 3)
+    family = HistogramMetricFamily("octavo_y", "What it is", labels=labels)
+    buckets = [("0.001", 3), ("1.0", 9), ("2500.0", 9), ("+Inf", 12)]
+    family.add_metric([*labels.values()], buckets, histogram.sum)
+    shown = SimpleNamespace(collect=lambda: [family])
+    assert histogram.lines("octavo_y", labels) == generate_latest(shown).decode()
 
 
 # -------------------------------------------------------------------- how requests end

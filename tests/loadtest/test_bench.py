@@ -18,7 +18,6 @@ from policies.fcfs import FCFS
 
 QUICK = ("--rounds", "1", "--steps", "2", "--waiting", "1", "--waiting", "30")
 OWN_WORK = ("--only", "host", "--only", "queues", "--only", "allocation")
-OWN_WORK = ("--only", "host", "--only", "queues", "--only", "allocation")
 
 
 def bench(*arguments: str) -> Result:
@@ -36,6 +35,8 @@ def test_json_has_the_keys_that_scripts_read() -> None:
         "churn_rows_per_s",
         "waiting_ms",
         "block_layer",
+        "scrape_ms",
+        "scrape_names_ms",
         "queues",
         "allocation",
         "rounds",
@@ -46,6 +47,7 @@ def test_json_has_the_keys_that_scripts_read() -> None:
     }
     assert set(report["waiting_ms"]) == {"1", "30"}
     figures = [report["scheduler_step_ms"], report["host_step_ms"], report["rows_per_s"]]
+    figures += [report["scrape_ms"], report["scrape_names_ms"]]
     assert all(figure > 0 for figure in [*figures, *report["waiting_ms"].values()])
     assert set(report["versions"]) >= {"octavo", "python", "numpy"}
     assert report["cpu"]["cores"] >= 1
@@ -66,6 +68,7 @@ def test_the_table_names_every_measurement_and_no_bar_is_drawn_off_a_terminal() 
     for words in (
         "schedule + land",
         "hand-over",
+        "a scrape of /metrics, 256 running",
         "rows a second",
         "schedule with 30 waiting",
         "one cold prefix",
