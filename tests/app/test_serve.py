@@ -2,18 +2,15 @@
 
 import contextlib
 import json
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
+from support.served import HANG_S, serving
 
 SIMULATED = ["--set", "engine.backend=simulated", "--set", "server.port=0"]
 
@@ -23,65 +20,6 @@ ENDLESS = 5000
 SLOW = ["--set", "engine.simulated.base_s=0.05"]
 
 PATIENT = ["--set", "server.shutdown_grace_s=1000"]
-
-HANG_S = 100
-"""Seconds after which something hangs, on however busy a machine."""
-
-
-class Process:
-    """`octavo serve` with its stderr read in the background."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [Path(sys.executable).with_name("octavo"), "serve", *arguments],
-            cwd=directory,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self.url = ""
-        self._ready = threading.Event()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                self.url = found[0]
-                self._ready.set()
-        self._ready.set()
-
-    def ready(self) -> str:
-        assert self._ready.wait(HANG_S)
-        assert self.url, "".join(self.lines)
-        return self.url
-
-    def wait(self) -> int:
-        code = self.process.wait(HANG_S)
-        self._reader.join()
-        self.process.stderr.close()
-        return code
-
-    def told(self, words: str) -> str:
-        """The first line with these words in it; waits for it."""
-        deadline = time.monotonic() + HANG_S
-        while time.monotonic() < deadline:
-            for line in list(self.lines):
-                if words in line:
-                    return line
-            time.sleep(0.02)
-        raise AssertionError("".join(self.lines))
-
-
-@contextlib.contextmanager
-def serving(directory: Path, *arguments: str) -> Iterator[Process]:
-    process = Process(directory, *arguments)
-    try:
-        yield process
-    finally:
-        process.process.kill()
-        process.wait()
 
 
 def test_it_answers_without_a_model_file_and_without_torch(tmp_path) -> None:
