@@ -51,6 +51,7 @@ from engine.limits import Limits
 from engine.loop import Emit, Engine
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
+from engine.speculation import Drafter, PromptLookup, SpeculationSettings
 from engine.thread import EngineThread
 from policies.base import Policy, Services
 
@@ -315,6 +316,7 @@ def _engine(
         prefix_cache=config.engine.caches_prefixes,
         allocation=ALLOCATIONS[config.engine.allocation],
         relief=_relief(config, model.backend, cost),
+        drafter=_drafter(config, cost),
     )
     return Engine(
         scheduler=scheduler,
@@ -333,6 +335,14 @@ def _relief(config: Config, backend: Backend, cost: LearningCost) -> ReliefSetti
     if "offload" in wanted and backend.host_blocks:
         offload = Offload(backend.host_blocks, backend.move_seconds, cost)
     return ReliefSettings(offload, recompute="recompute" in wanted)
+
+
+def _drafter(config: Config, cost: LearningCost) -> Drafter | None:
+    """Who guesses what follows, if anybody does."""
+    wanted = config.engine.speculation
+    if wanted.method == "none":
+        return None
+    return PromptLookup(SpeculationSettings(cost, wanted.tokens, wanted.ngram))
 
 
 def _guard(config: Config) -> GuardSettings:

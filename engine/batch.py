@@ -40,9 +40,11 @@ class Rows:
     """The rows of a step by column. A `Row` is made when somebody looks at it: few do.
 
     keys: request and index of each row's sequence; the other columns are those of `Row`.
+    verified: the rows all of whose tokens but the first are guesses (`engine.speculation`); each of
+    their tokens has a sample.
     """
 
-    __slots__ = ("counts", "keys", "samples", "starts")
+    __slots__ = ("counts", "keys", "samples", "starts", "verified")
 
     def __init__(
         self,
@@ -50,11 +52,13 @@ class Rows:
         starts: Sequence[int],
         counts: Sequence[int],
         samples: Sequence[bool],
+        verified: Sequence[int] = (),
     ) -> None:
         self.keys = keys
         self.starts = starts
         self.counts = counts
         self.samples = samples
+        self.verified = verified
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -81,7 +85,8 @@ class StepShape:
     Made in each step, hence not frozen.
 
     prefill: tokens in rows of more than one; decodes: rows of one token; kv_read: KV positions
-    read, over all rows; chunk_context: Σ over prefill rows of count · KV length.
+    read, over all rows; chunk_context: Σ over prefill rows of count · KV length. A guess that is
+    verified counts as a decode, since it has logits, and as context what it reads once more.
     """
 
     prefill: int
@@ -97,6 +102,9 @@ class StepShape:
         if decodes < len(counts):
             lengths = zip(starts, counts, strict=True)
             context = sum(count * (start + count) for start, count in lengths if count != 1)
+            for place in rows.verified:
+                decodes += counts[place]
+                context -= starts[place] + counts[place]
         return cls(tokens - decodes, decodes, sum(starts) + tokens, context)
 
 
@@ -114,9 +122,9 @@ class Batch:
     sample row j of the batch in flight.
     qo_indptr, kv_indptr (rows + 1), kv_indices, last_page_len (rows): CSR block tables.
     shape: what the step's time depends on.
-    sample_rows: the rows that sample, in order; logit_rows: the flattened token whose logits each
-    of them needs, and behind these the tokens of the `scored` rows, whose logits say how likely
-    the prompt is.
+    sample_rows: the rows that sample, in order, one that is `verified` once for each of its tokens;
+    logit_rows: the flattened token whose logits each of them needs, and behind these the tokens of
+    the `scored` rows, whose logits say how likely the prompt is.
     """
 
     step: int

@@ -14,6 +14,7 @@ from engine.plan import Flight
 from engine.request import Request
 from engine.request import Sequence as EngineSequence
 from engine.roster import Roster
+from engine.verification import Run, one_a_row, runs_of
 from policies.base import Finished, Phase, Tokens
 
 Entry = TypeVar("Entry")
@@ -44,6 +45,12 @@ class Landing:
         said, searching = len(outputs), roster.searches
         groups: dict[Request, None] = {}
         rows, results, reports = flight.batch.rows, sampled.tokens, sampled.logprobs
+        runs: dict[EngineSequence, Run] = {}
+        if flight.plan.drafts:
+            runs = runs_of(flight, sampled)
+            self._counters.drafts += len(runs)
+            self._counters.draft_tokens += sum(map(len, flight.plan.drafts.values()))
+            results, reports = one_a_row(flight, sampled)
         if len(results) < len(rows):
             results = _by_row(rows.samples, results, 0)
             reports = _by_row(rows.samples, reports, None)
@@ -51,6 +58,9 @@ class Landing:
             self._score(flight, sampled)
         columns = (flight.sequences, flight.epochs, rows.counts, rows.samples, results, reports)
         for sequence, epoch, count, samples, token, logprobs in zip(*columns, strict=True):
+            if runs and sequence in runs:
+                self._land_run(sequence, epoch, runs[sequence], now)
+                continue
             request = sequence.request
             current = epoch == sequence.epoch
             if current:
@@ -114,6 +124,44 @@ class Landing:
         """Requests that cannot go on in their grammar, by id, and why; since the last call."""
         faults, self._faults = self._faults, {}
         return faults
+
+    def _land_run(self, sequence: EngineSequence, epoch: int, run: Run, now: float) -> None:
+        """Take in a row that verified guesses: what holds of it, at once.
+
+        Whatever was computed behind that is given up, and so are its blocks. Of a sequence that was
+        preempted meanwhile one token was promised, and taken for granted since: it gets that one.
+        """
+        sequence.pending -= 1
+        if sequence.done:
+            return
+        request, memory = sequence.request, self._memory
+        current = epoch == sequence.epoch
+        run = run.until(request.ending_ids) if current else run.first(1)
+        tokens, last = run.tokens, run.tokens[-1]
+        sequence.tokens.extend(tokens)
+        if current:
+            request.resuming = False
+            sequence.begin_at(sequence.computed + len(tokens))
+            memory.trim(sequence)
+            if memory.cache and sequence.computed // BLOCK > sequence.published:
+                memory.publish(sequence)
+        elif request.phase is _PREEMPTED:
+            self._roster.prefix_changed(request)
+        request.last_token_at = now
+        request.service.output += len(tokens)
+        self._counters.accepted_tokens += len(tokens) - 1
+        self._counters.generated_tokens += len(tokens) - 1  # each output counts as one
+        if self._guard.observes:
+            self._roster.events.append(Tokens(request.view, len(tokens)))
+        output = Output(request.id, sequence.index, now, tuple(tokens))
+        output.logprobs = tuple(each for each in run.logprobs if each is not None)
+        self._outputs.append(output)
+        if last in request.ending_ids:
+            output.finish = Finish(FinishReason.STOP, stop_token=last)
+            self.end(sequence, output.finish)
+        elif len(sequence.tokens) >= request.most_tokens:
+            output.finish = Finish(FinishReason.LENGTH)
+            self.end(sequence, output.finish)
 
     def end(self, sequence: EngineSequence, finish: Finish) -> None:
         """A sequence is complete: its blocks serve others from the next schedule on."""

@@ -91,7 +91,9 @@ class Counters:
     cached_tokens: prompt tokens found in the prefix cache, counted at the first admission, as are
     admitted_tokens, all prompt tokens of who was let in, and looked_up_tokens, those of them that
     were looked for in the cache;
-    offloaded_blocks and restored_blocks: blocks moved to host memory, and back.
+    offloaded_blocks and restored_blocks: blocks moved to host memory, and back;
+    drafts: rows that verified guesses (`engine.speculation`), draft_tokens: the guesses, and
+    accepted_tokens: those that were right and were said.
     """
 
     steps: int = 0
@@ -105,6 +107,9 @@ class Counters:
     preemptions: int = 0
     offloaded_blocks: int = 0
     restored_blocks: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     admitted_tokens: int = 0
     looked_up_tokens: int = 0
     finished: int = 0

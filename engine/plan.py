@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import compress
 from operator import add
@@ -23,12 +23,14 @@ class Plan:
     """Grants of one step, within its token budget. A sequence has at most one.
 
     gave_way: requests that were preempted for it. forced: whether somebody got more than the policy
-    wanted, because progress was owed (E13).
+    wanted, because progress was owed (E13). drafts: guesses of what follows a row's token, which it
+    verifies (`engine.speculation`).
     """
 
     __slots__ = (
         "_grants",
         "budget",
+        "drafts",
         "forced",
         "gave_way",
         "now",
@@ -45,6 +47,7 @@ class Plan:
         self.prompt_tokens = 0
         self.gave_way: set[Request] = set()
         self.forced = False
+        self.drafts: dict[Sequence, list[int]] = {}
         self._grants: dict[Sequence, int] = {}
 
     @property
@@ -76,6 +79,12 @@ class Plan:
         self._grants.update(dict.fromkeys(sequences, 1))
         self.tokens += len(sequences)
 
+    def widen(self, sequence: Sequence, draft: list[int]) -> None:
+        """Have guesses of what follows computed behind the one token that a sequence got."""
+        self.drafts[sequence] = draft
+        self._grants[sequence] = 1 + len(draft)
+        self.tokens += len(draft)
+
     def withdraw(self, sequence: Sequence) -> None:
         """Take a grant back, if there is one."""
         self.tokens -= self._grants.pop(sequence, 0)
@@ -97,19 +106,28 @@ class Sampling(Collection[SampleRow]):
     """The rows of a step that sample. A `SampleRow` is made when somebody looks at it: not all
     backends do.
 
-    sequences, tokens: of the rows that sample; tokens is what the row looks back on.
+    sequences, tokens: of the rows that sample; tokens is what the row looks back on. drafts: the
+    guesses that a row verifies: there is a `SampleRow` behind each of them too, which looks back on
+    it as if it were right.
     """
 
-    __slots__ = ("_masks", "_rows", "_sequences", "_tokens")
+    __slots__ = ("_drafts", "_masks", "_rows", "_sequences", "_tokens")
 
-    def __init__(self, rows: Rows, sequences: list[Sequence], tokens: list[list[int]]) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        sequences: list[Sequence],
+        tokens: list[list[int]],
+        drafts: Mapping[Sequence, list[int]],
+    ) -> None:
         self._rows = rows
         self._sequences = sequences
         self._tokens = tokens
+        self._drafts = drafts
         self._masks: dict[int, Mask | None] = {}
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._sequences) + sum(map(len, self._drafts.values()))
 
     def __contains__(self, row: object) -> bool:
         return any(row == each for each in self)
@@ -120,15 +138,15 @@ class Sampling(Collection[SampleRow]):
         masks = self._masks
         columns = zip(self._sequences, ends, self._tokens, strict=True)
         for place, (sequence, end, tokens) in enumerate(columns):
-            request = sequence.request
-            yield SampleRow(
-                request.controls,
-                sequence.index,
-                end,
-                tokens,
-                request.prompt_length,
-                masks.get(place),
-            )
+            request, index = sequence.request, sequence.index
+            controls, prompt = request.controls, request.prompt_length
+            draft = self._drafts.get(sequence)
+            if draft is None:
+                yield SampleRow(controls, index, end, tokens, prompt, masks.get(place))
+                continue
+            for right in range(len(draft) + 1):
+                known = [*tokens, *draft[:right]] if right else tokens
+                yield SampleRow(controls, index, end - len(draft) + right, known, prompt)
 
     def begin_masks(self) -> Callable[[], None]:
         """Have the masks of rows under a grammar computed; returns what waits until they are.
@@ -186,20 +204,24 @@ def launch(plan: Plan, moves: Launched, *, packed: bool = True) -> Flight:
     for place, sequence in enumerate(sequences):
         tokens = sequence.tokens
         end = sequence.reached = starts[place] + counts[place]
-        if end == len(tokens) + sequence.pending:  # the last that will be known
+        if end >= len(tokens) + sequence.pending:  # the last that will be known, or a guess
             sequence.pending += 1
             known.append(tokens)
         else:
             samples[place] = False
     sampled = list(compress(sequences, samples))
-    rows = Rows([sequence.name for sequence in sequences], starts, counts, samples)
+    drafts = plan.drafts
+    verified = [i for i, s in enumerate(sequences) if s in drafts] if drafts else ()
+    rows = Rows([sequence.name for sequence in sequences], starts, counts, samples, verified)
     scored = _scored(sequences, rows) if plan.prompt_tokens else ()
-    arrays = _Arrays.of(sequences, rows, scored).packed() if packed else _NO_ARRAYS
-    for place, sequence in enumerate(sampled):  # until now it says where the step before samples
+    arrays = _Arrays.of(sequences, rows, scored, drafts).packed() if packed else _NO_ARRAYS
+    place = 0
+    for sequence in sampled:  # until now it says where the step before samples
         sequence.sample_row = place
+        place += 1 if not drafts else 1 + len(drafts.get(sequence, ()))
     batch = Batch(plan.step, rows, *arrays, scored, moves.copies, moves.offloads, moves.restores)
     epochs = [sequence.epoch for sequence in sequences]
-    sampling = Sampling(rows, sampled, known)
+    sampling = Sampling(rows, sampled, known, drafts)
     return Flight(plan, sequences, epochs, batch, sampling, moves.requests, [])
 
 
@@ -245,7 +267,13 @@ class _Arrays:
         self.logit_rows = array("i")
 
     @classmethod
-    def of(cls, sequences: list[Sequence], rows: Rows, scored: Iterable[ScoredRow]) -> _Arrays:
+    def of(
+        cls,
+        sequences: list[Sequence],
+        rows: Rows,
+        scored: Iterable[ScoredRow],
+        drafts: Mapping[Sequence, list[int]],
+    ) -> _Arrays:
         """The arrays of a batch with these rows of these sequences, those of one token first."""
         arrays = cls()
         decodes = rows.counts.count(1)
@@ -253,7 +281,8 @@ class _Arrays:
         for place in range(decodes, len(sequences)):
             start, samples = rows.starts[place], rows.samples[place]
             end = start + rows.counts[place]
-            arrays.add_chunk(sequences[place], start, end, samples=samples)
+            draft = drafts.get(sequences[place], ())
+            arrays.add_chunk(sequences[place], start, end, samples=samples, draft=draft)
         for each in scored:
             first = arrays.qo_indptr[each.row] + each.first
             arrays.logit_rows.extend(range(first, first + len(each.targets)))
@@ -282,13 +311,18 @@ class _Arrays:
         self.sample_rows.extend(sampled)
         self.logit_rows.extend(sampled)
 
-    def add_chunk(self, sequence: Sequence, start: int, end: int, *, samples: bool) -> None:
-        """A row of several tokens."""
+    def add_chunk(
+        self, sequence: Sequence, start: int, end: int, *, samples: bool, draft: Iterable[int] = ()
+    ) -> None:
+        """A row of several tokens, the last of which may be a draft."""
         table = sequence.table
-        if samples:
-            self.sample_rows.append(len(self.last_page_len))
-            self.logit_rows.append(len(self.token_ids) + end - start - 1)
         self.token_ids.extend(sequence.tokens[start:end])
+        self.token_ids.extend(draft)
+        if samples:
+            last = len(self.token_ids)
+            samples_from = end - 1 if not draft else start
+            self.sample_rows.extend([len(self.last_page_len)] * (end - samples_from))
+            self.logit_rows.extend(range(last - (end - samples_from), last))
         self.positions.extend(range(start, end))
         self.slots.extend([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)])
         self.qo_indptr.append(len(self.token_ids))

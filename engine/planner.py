@@ -16,6 +16,7 @@ from engine.progress import NOTHING, Owed, ProgressWindow
 from engine.relief import OFFLOAD_NOTHING, Relief, ReliefSettings
 from engine.request import Request, Sequence
 from engine.roster import Roster
+from engine.speculation import Drafter, Speculation
 from engine.step import StepProxy
 from policies.base import Preempted, Share
 
@@ -26,11 +27,15 @@ Refuse = Callable[[Request, Failure, float], None]
 class Planner:
     """Makes plans over a roster. `refuse` is told when the policy refuses a head meanwhile.
 
-    relief: how requests may give way.
+    relief: how requests may give way. drafter: guesses what follows decodes, if anybody does.
     """
 
     def __init__(
-        self, roster: Roster, refuse: Refuse, relief: ReliefSettings = OFFLOAD_NOTHING
+        self,
+        roster: Roster,
+        refuse: Refuse,
+        relief: ReliefSettings = OFFLOAD_NOTHING,
+        drafter: Drafter | None = None,
     ) -> None:
         self.roster = roster
         self.refuse = refuse
@@ -39,6 +44,7 @@ class Planner:
         self.limits = roster.limits
         self.relief = Relief(self.memory, roster.host, relief, self.limits.step_tokens)
         self.window = ProgressWindow(self.guard.settings.window, self.limits.step_tokens)
+        self.speculation = None if drafter is None else Speculation(roster, drafter)
         self.hold_until = math.inf
         budget = self.limits.step_tokens
         self._everything = Share(budget, budget, budget)
@@ -69,6 +75,8 @@ class Planner:
             self._grant_prompts(plan, share, owed, step)
             if not plan.tokens and not busy:
                 self._plan_anything(plan, share, step)
+        if self.speculation is not None and plan.tokens:
+            self.speculation.widen(plan, share)
         self.guard.forced_progress += plan.forced
         if plan.prompt_tokens:
             self.window.granted(number, plan.prompt_tokens)
@@ -138,6 +146,8 @@ class Planner:
                 continue  # gave way to an earlier one
             if sequence.pending and sequence.remaining < 1:
                 continue  # all its tokens are in flight
+            if sequence.pending and self.speculation and self.speculation.waits(sequence):
+                continue
             may_wait = may_skip and place >= owed.decodes
             if may_wait and step and self.guard.may_wait(sequence.request.view, step):
                 continue

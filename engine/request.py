@@ -14,6 +14,7 @@ from engine.controls import TokenLogprobs
 from engine.grammar import Matcher
 from engine.inbox import Submission
 from engine.prefix import KeyChain
+from engine.prompt_lookup import Outlook
 from engine.read_only import OnWrite, ReadOnly, unheard
 from policies.base import Phase, Service
 
@@ -39,7 +40,8 @@ class Sequence:
     next token goes to may have other owners. chain: keys of its full blocks; `published` of them
     can be found by others. beam: its score, in a beam search. host: while it waits, the host blocks
     that hold its first `stored` tokens. peak: most tokens it had computed when it was preempted.
-    matcher: its place in the grammar of the request, if it has one.
+    matcher: its place in the grammar of the request, if it has one. outlook: what may follow, for
+    who guesses.
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Sequence:
         "last_served",
         "matcher",
         "name",
+        "outlook",
         "peak",
         "pending",
         "prefill_end",
@@ -87,6 +90,7 @@ class Sequence:
         self.chain: KeyChain | None = None
         self.published = 0
         self.beam: Beam | None = None
+        self.outlook: Outlook | None = None
         grammar = request.controls.grammar
         self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
 

@@ -43,6 +43,7 @@ from engine.request import Request
 from engine.request import Sequence as EngineSequence
 from engine.roster import Roster
 from engine.service import ServiceBook
+from engine.speculation import Drafter
 from engine.step import StepProxy
 from policies.base import (
     Arrived,
@@ -62,7 +63,8 @@ class Scheduler:
     One step: `schedule` makes a plan, `launch` turns it into a flight that a backend computes,
     `land` takes its tokens in (or `crash` ends the requests that could not be computed and takes
     the others back). A second step may be planned and launched while the first is in flight.
-    Outputs collect until `take_outputs`. cpu_clock: what the guard measures the policy with.
+    Outputs collect until `take_outputs`. drafter: guesses what follows, if anybody does
+    (`engine.speculation`). cpu_clock: what the guard measures the policy with.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Scheduler:
         prefix_cache: bool = True,
         allocation: Allocation = PAGED,
         relief: ReliefSettings = OFFLOAD_NOTHING,
+        drafter: Drafter | None = None,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.limits = limits
         self.log = log
         self.guard = Guard(policy, guard or GuardSettings(), log, cpu_clock)
         self.relief = relief
+        self.drafter = drafter
         self.memory = KVMemory(
             pool, cache=prefix_cache, allocation=allocation, host=relief.make_host_pool()
         )
@@ -98,7 +102,7 @@ class Scheduler:
         self.roster = Roster(
             self.guard, self.memory, self.limits, self.log, self.counters, self.service
         )
-        self.planner = Planner(self.roster, self._shed, self.relief)
+        self.planner = Planner(self.roster, self._shed, self.relief, self.drafter)
         self.landing = Landing(self.roster, self._outputs)
 
     # ---------------------------------------------------------------- the door

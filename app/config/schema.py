@@ -218,6 +218,21 @@ class SimulatedConfig(Section):
     real_time: bool = Field(default=True, description="whether a step really takes its time")
 
 
+class SpeculationConfig(Section):
+    """Speculative decoding: the same tokens, several in a step where they were guessed."""
+
+    method: Literal["none", "ngram"] = Field(
+        default="none",
+        description="ngram guesses what stood behind the same tokens before; none: no guesses",
+    )
+    tokens: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=15, description="most guesses of a sequence in a step; fewer where they do not pay"
+    )
+    ngram: Annotated[int, Field(ge=1, le=16)] = Field(
+        default=3, description="how many tokens must have stood together before"
+    )
+
+
 class EngineConfig(Section):
     """The engine: backend, memory, and the bounds of a step."""
 
@@ -258,6 +273,9 @@ class EngineConfig(Section):
     )
     threads: Positive | None = Field(
         default=None, description="threads that compute a step; null: torch's default"
+    )
+    speculation: SpeculationConfig = Field(
+        default=SpeculationConfig(), description="guesses of what follows, verified in a step"
     )
     simulated: SimulatedConfig = Field(
         default=SimulatedConfig(), description="step times, read when the backend is simulated"

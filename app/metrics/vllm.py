@@ -89,6 +89,9 @@ def _counters(labels: Labels, stats: Stats) -> Iterable[Metric]:
         ("prefix_cache_queries", "Tokens looked for in the cache", totals.looked_up_tokens),
         ("prefix_cache_hits", "Tokens found in the cache", totals.cached_tokens),
         ("num_preemptions", "Requests that gave their blocks back", totals.preemptions),
+        ("spec_decode_num_drafts", "Rows that verified guesses", totals.drafts),
+        ("spec_decode_num_draft_tokens", "Guesses that were verified", totals.draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Guesses that were right", totals.accepted_tokens),
     ):
         yield _one(CounterMetricFamily, name, help, labels, value)
     yield _by(

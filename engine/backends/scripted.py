@@ -199,7 +199,10 @@ class ScriptedBackend:
         seen = [int(t) for b in batch.kv_indices[first:last] for t in self._block(int(b))]
         known = list(row.tokens[: row.position])  # fewer if the sequence has ended meanwhile
         length = int(batch.kv_lens[number])
-        assert length == row.position, f"row {number}: {length} KV positions for {row.position}"
+        if number in batch.rows.verified:  # what comes behind this sample is a guess
+            assert row.position <= length, f"row {number}: {length} KV positions"
+        else:
+            assert length == row.position, f"row {number}: {length} KV positions for {row.position}"
         assert seen[: len(known)] == known, f"row {number} of step {batch.step} reads foreign KV"
 
 

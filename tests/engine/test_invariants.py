@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.beams import branching, search_alone
 from support.built_in import BUILT_IN
+from support.drafts import Guesser, repeating
 from support.engines import NO_CPU_LIMIT, Harness
 from support.grammars import Expecting
 from support.odd_policies import ODD_POLICIES, Displacing
 
-from engine.allocation import RESERVE
+from engine.allocation import PAGED, RESERVE
 from engine.controls import RowControls
 from engine.outputs import FinishReason, Output
 from loadtest.conformance.watch import StepWatch
@@ -215,6 +216,24 @@ def test_they_hold_under_every_built_in_policy(policy, depth, arrivals, setup) -
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_they_hold_where_grammars_wait_for_tokens(policy, depth, arrivals, setup) -> None:
     run(policy, depth, arrivals, setup, guided=True)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ODD_POLICIES)
+@settings(max_examples=EXAMPLES // 16)
+@given(arrivals=ARRIVALS, setup=SETUPS, wrong=st.sampled_from([0, 1, 4]), reserve=st.booleans())
+def test_they_hold_where_guesses_are_verified(
+    policy, depth, arrivals, setup, wrong, reserve
+) -> None:
+    setup = {
+        **setup,
+        "drafter": Guesser(repeating, wrong),
+        "allocation": RESERVE if reserve else PAGED,
+    }
+    counters = run(policy, depth, arrivals, setup).harness.scheduler.counters
+    assert counters.accepted_tokens <= counters.draft_tokens
+    if not wrong and counters.draft_tokens > 40:
+        assert counters.accepted_tokens > 0
 
 
 @pytest.mark.slow

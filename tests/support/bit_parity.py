@@ -21,6 +21,7 @@ from engine.native.model import NativeModel
 from policies.base import Policy, RequestView, StepView
 from policies.fcfs import FCFS
 from support.built_in import BUILT_IN
+from support.drafts import Guesser, telling
 from support.engines import Harness, services
 from support.float_parity import Ask, Said, controls, said
 
@@ -42,7 +43,8 @@ class Chunked(FCFS):
 @dataclass(frozen=True)
 class Way:
     """How requests are served together. blocks: of the pool; host_blocks: to offload to. twice:
-    again when all have ended, with what is cached. swapping: another policy every five steps."""
+    again when all have ended, with what is cached. swapping: another policy every five steps.
+    guessing: what follows is guessed, one time in four wrongly."""
 
     threads: int = 1
     budget: int = 96
@@ -53,6 +55,7 @@ class Way:
     policy: Callable[..., Policy] = FCFS
     twice: bool = False
     swapping: bool = False
+    guessing: bool = False
 
 
 def ways(tight: int) -> dict[str, Way]:
@@ -66,6 +69,8 @@ def ways(tight: int) -> dict[str, Way]:
         "preempted, two threads, depth one": Way(blocks=tight, threads=2, depth=1),
         "offloaded": Way(blocks=tight, host_blocks=ROOM),
         "cached": Way(twice=True),
+        "guessed": Way(guessing=True, twice=True, threads=2),
+        "guessed, preempted, depth one": Way(guessing=True, blocks=tight, depth=1),
         **{f"under {name}": Way(policy=made, blocks=2 * tight) for name, made in BUILT_IN.items()},
         "swapping policies": Way(swapping=True, blocks=tight),
     }
@@ -109,9 +114,15 @@ class Restaurant:
             assert house.scheduler.guard.saves.total() == 0
             if name.startswith(("preempted", "offloaded", "swapping")):
                 assert counters.preemptions > 0
+            if way.guessing:
+                assert 0 < counters.accepted_tokens < counters.draft_tokens
             if way.host_blocks:
                 assert counters.restored_blocks > 0
             assert (counters.cached_tokens > 0) >= way.twice
+
+    def _answers(self) -> dict[tuple[int, ...], list[int]]:
+        pairs = zip(self.asks, self.alone, strict=True)
+        return {tuple(ask.prompt): said.tokens for ask, said in pairs}
 
     def _each_alone(self) -> list[Said]:
         with self._house(Way(rows=1, budget=1000), cached=False) as house:
@@ -137,6 +148,7 @@ class Restaurant:
             depth=way.depth,
             policy=way.policy,
             prefix_cache=cached,
+            drafter=Guesser(telling(self._answers())) if way.guessing else None,
         )
         yield house
         assert house.pool.free == way.blocks

@@ -23,6 +23,7 @@ from engine.loop import Engine
 from engine.outputs import Finish, Look, Output, Stats
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
+from engine.speculation import Drafter
 from policies.base import Policy, Services
 from policies.fcfs import FCFS
 
@@ -63,6 +64,7 @@ class Harness:
         offload_cost: LinearCost = RECOMPUTING,
         recompute: bool = True,
         allocation: Allocation = PAGED,
+        drafter: Drafter | None = None,
         classes: Mapping[str, ClassLimits] | None = None,
         **scripted: Any,
     ) -> None:
@@ -84,6 +86,7 @@ class Harness:
             prefix_cache=allocation.shares if prefix_cache is None else prefix_cache,
             allocation=allocation,
             relief=ReliefSettings(offload if host_blocks else None, recompute),
+            drafter=drafter,
         )
         self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
         self.stats = Stats()
