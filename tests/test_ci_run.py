@@ -31,7 +31,7 @@ def ci(path: Path, **ends: list[str]) -> tuple[bool, list[str]]:
     (path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", path / ".ci/run")
     (path / "bin").mkdir()
-    for name in ("g++", "python3", "promtool", "make"):
+    for name in ("g++", "python3", "promtool", "chromium", "make"):
         (path / "bin" / name).write_text(MAKE if name == "make" else "#!/bin/sh\n")
         (path / "bin" / name).chmod(0o755)
     (path / "ends").mkdir()

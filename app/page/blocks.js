@@ -17,6 +17,23 @@ function unrolled(runs) {
   return marks;
 }
 
+/** What the map shows, for who does not see it. */
+function inWords({ blocks, cached_tokens, looked_up_tokens }) {
+  const held = `${plural(blocks.total, "block")} of ${blocks.block_size} tokens: ${count(blocks.owned)} owned, `;
+  const rest = `${count(blocks.shared)} of them shared; ${count(blocks.cached)} cached, ${count(blocks.free)} free.`;
+  const words = [held + rest];
+  if (looked_up_tokens) {
+    words.push(`${Math.round((100 * cached_tokens) / looked_up_tokens)}% of all prompt tokens were found in the cache.`);
+  }
+  if (blocks.host.total) {
+    words.push(`${count(blocks.host.total - blocks.host.free)} of ${count(blocks.host.total)} on the host.`);
+  }
+  if (blocks.blocks_per_cell > 1) {
+    words.push(`Each square stands for ${blocks.blocks_per_cell} blocks, and shows who owns one of them.`);
+  }
+  return words.join(" ");
+}
+
 export class BlockMap {
   constructor() {
     this.canvas = byId("blocks");
@@ -34,20 +51,13 @@ export class BlockMap {
   }
 
   /** names: what each request is called, by the engine's number. */
-  show(blocks, names, running, waiting) {
-    this.blocks = blocks;
+  show(live, names) {
+    this.blocks = live.blocks;
     this.names = names;
-    this.marks = unrolled(blocks.cells);
+    this.marks = unrolled(live.blocks.cells);
     this.draw();
-    const each = blocks.blocks_per_cell > 1;
-    const scale = each ? ` Each square stands for ${blocks.blocks_per_cell} blocks, and shows who owns one of them.` : "";
-    const host = blocks.host.total
-      ? ` ${count(blocks.host.total - blocks.host.free)} of ${count(blocks.host.total)} on the host.`
-      : "";
-    const held = `${plural(blocks.total, "block")} of ${blocks.block_size} tokens: ${count(blocks.owned)} owned, `;
-    const rest = `${count(blocks.shared)} of them shared; ${count(blocks.cached)} cached, ${count(blocks.free)} free.`;
-    say(byId("blocks-says"), held + rest + host + scale);
-    const label = `Map of the KV blocks, of ${plural(running, "running request")} and ${count(waiting)} waiting`;
+    say(byId("blocks-says"), inWords(live));
+    const label = `Map of the KV blocks, of ${plural(live.running, "running request")} and ${count(live.waiting)} waiting`;
     if (this.canvas.getAttribute("aria-label") !== label) this.canvas.setAttribute("aria-label", label);
   }
 

@@ -52,13 +52,21 @@ class Chat {
   constructor() {
     this.history = [];
     this.stopper = null;
-    this.ids = new Set();
+    this.names = new Set();
     this.list = byId("messages");
   }
 
   get messages() {
     const system = byId("system").value.trim();
     return [...(system ? [{ role: "system", content: system }] : []), ...this.history];
+  }
+
+  /** A name for a request, by which it is known again among others'. */
+  name() {
+    const [number] = crypto.getRandomValues(new Uint32Array(1));
+    const name = `chat-${number.toString(36)}`;
+    this.names.add(name);
+    return name;
   }
 
   clear() {
@@ -82,8 +90,7 @@ class Chat {
     article.classList.add("writing");
     try {
       const asked = { messages: this.messages, ...sampling() };
-      for await (const chunk of complete(asked, keys.get("api-key"), stopper.signal)) {
-        this.ids.add(chunk.id);
+      for await (const chunk of complete(asked, this.name(), keys.get("api-key"), stopper.signal)) {
         watch.see(chunk.tokens);
         answer.finish = chunk.finish ?? answer.finish;
         if (chunk.tokens !== undefined) answer.last = chunk;
@@ -160,7 +167,7 @@ class Chat {
   }
 }
 
-/** Make the chat work; whether a reply's id is one of its own is asked of what is returned. */
+/** Make the chat work; what is returned knows the names of its requests. */
 export function openChat() {
   const chat = new Chat();
   const prompt = byId("prompt");

@@ -85,9 +85,9 @@ class Live {
   show(live) {
     this.state("live", "live");
     const names = new Map(live.requests.map((request) => [request.id, nameOf(request)]));
-    this.map.show(live.blocks, names, live.running, live.waiting);
+    this.map.show(live, names);
     this.tables.show(live);
-    this.policy.show(live.policy);
+    this.policy.follow(live.policy);
     this.tiles(live);
     this.charts(live);
     this.classes(live.classes);
@@ -121,7 +121,7 @@ class Live {
   }
 }
 
-/** Make the engine's side of the page work. mine: ids of replies that this page was given. */
+/** Make the engine's side of the page work. mine: names of this page's requests. */
 export function openLive(mine) {
   const live = new Live(mine);
   const field = byId("admin-key");

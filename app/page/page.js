@@ -12,6 +12,6 @@ async function nameModel() {
 
 openTheme();
 const chat = openChat();
-openLive(chat.ids);
+openLive(chat.names);
 nameModel().catch(() => say(byId("model"), "–"));
 byId("api-key").addEventListener("change", () => nameModel().catch(() => {}));

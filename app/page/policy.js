@@ -1,6 +1,8 @@
 // Which policy is in charge, with its parameters, and a switch to put another one there.
 import { bearer, byId, complaint, element, keys, say } from "./format.js";
 
+const STALE_MS = 1500; // in which documents may come that were made before a swap
+
 /** A parameter as it is typed: JSON, and what is no JSON is text. */
 function read(text) {
   try {
@@ -16,6 +18,7 @@ export class PolicyPanel {
   constructor() {
     this.choices = new Map();
     this.current = null;
+    this.deafUntil = 0;
     this.select = byId("policy-name");
     this.fields = byId("policy-params");
     this.select.addEventListener("change", () => this.offer());
@@ -36,6 +39,11 @@ export class PolicyPanel {
     this.select.replaceChildren(...options);
     this.current = null;
     this.show(told);
+  }
+
+  /** What a document says that may be older than a swap. */
+  follow(told) {
+    if (performance.now() > this.deafUntil) this.show(told);
   }
 
   /** What the server says is in charge; what somebody is choosing right now stays as it is. */
@@ -90,6 +98,7 @@ export class PolicyPanel {
       news.classList.toggle("error", !reply.ok);
       if (!reply.ok) return say(news, await complaint(reply));
       const { old, new: taken, step, fault } = await reply.json();
+      this.deafUntil = performance.now() + STALE_MS;
       this.show({ ...taken, faults: 0, forced_admissions: 0 });
       const trouble = fault ? ` fcfs stands in for it: ${fault}` : "";
       say(news, `${taken.policy} took over from ${old.policy} at step ${step}.${trouble}`);

@@ -118,7 +118,7 @@ class Table {
     if (!this.rows.has(request.id)) this.rows.set(request.id, this.make(request));
     const row = this.rows.get(request.id);
     const full = nameOf(request);
-    const mine = this.mine.has(request.reply_id);
+    const mine = this.mine.has(request.request_id);
     say(row.name, mine ? "this chat" : shortened(full));
     if (row.name.title !== full) row.name.title = full;
     row.line.classList.toggle("mine", mine);
@@ -129,7 +129,7 @@ class Table {
 }
 
 export class RequestTables {
-  /** map: lights the blocks of the row that is pointed at. mine: ids of this page's replies. */
+  /** map: lights the blocks of the row that is pointed at. mine: names of this page's requests. */
   constructor(map, mine) {
     const shared = { map, mine };
     this.running = new Table(byId("running"), RUNNING, "Nobody is served right now.", shared);

@@ -21,14 +21,15 @@ async function* events(body) {
 }
 
 /**
- * Ask for an answer; yields {id, text, tokens, prompt, cached, finish} for each chunk.
+ * Ask for an answer; yields {text, tokens, prompt, cached, finish} for each chunk.
  *
+ * name: what the request is called in the engine's tables and in logs.
  * Throws an Error whose message is for people, or an AbortError if `signal` says so.
  */
-export async function* complete(body, key, signal) {
+export async function* complete(body, name, key, signal) {
   const reply = await fetch("v1/chat/completions", {
     method: "POST",
-    headers: { "content-type": "application/json", ...bearer(key) },
+    headers: { "content-type": "application/json", "x-request-id": name, ...bearer(key) },
     body: JSON.stringify({
       ...body,
       stream: true,
@@ -46,7 +47,6 @@ export async function* complete(body, key, signal) {
     if (chunk.error) throw new Error(chunk.error.message);
     const [choice] = chunk.choices;
     yield {
-      id: chunk.id,
       text: choice?.delta?.content ?? "",
       finish: choice?.finish_reason ?? null,
       tokens: chunk.usage?.completion_tokens,

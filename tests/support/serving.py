@@ -106,11 +106,13 @@ class House:
         max_wait_s: float = math.inf,
         stuck_after_s: float | None = None,
         workers: int = 2,
+        model: str = MODEL,
         spans: Spans | None = None,
         prefix_cache: bool = True,
         depth: int = 0,
         **scripted: Any,
     ) -> None:
+        self.model = model
         self.send_timeout_s = send_timeout_s
         self.keep_alive_s = keep_alive_s
         self.send_buffer = send_buffer
@@ -148,7 +150,7 @@ class House:
         self.executor = ThreadPoolExecutor(workers)
         own = ChatTemplate.for_tokenizer(self.tokenizer)
         self.service = Service(
-            model_id=MODEL,
+            model_id=model,
             created=1_700_000_000,
             max_model_len=model_len,
             tokenizer=self.tokenizer,
@@ -181,7 +183,7 @@ class House:
 
     def _metrics(self) -> Metrics:
         subject = Subject(
-            model=MODEL,
+            model=self.model,
             policy=lambda: self.policies.current.policy,
             tenants=lambda: self.tenancy.tenant_names,
             classes=lambda: self.tenancy.class_names,

@@ -37,6 +37,7 @@ FOLDERS = {
 
 SILENT = {
     "app/page": "The page at /, as it is served: no build step.",
+    "app/page/blocks.svg": "A map of blocks, to look at before there is one.",
     "app/page/icon.svg": "Its icon.",
     "app/page/vendor": "uPlot, which draws the charts, as it is published.",
     "app/page/vendor/uPlot.LICENSE": "MIT.",
@@ -55,6 +56,8 @@ SILENT = {
     "docs/clients.md": "What to put where, in seven clients and two load generators.",
     "docs/metrics.md": "Every metric: its name, type and labels, and what it says.",
     "docs/overload.md": "Who is turned away when too many come, and what they are told.",
+    "docs/page-charts.png": "What the page draws of the last two minutes.",
+    "docs/page.png": "The page: a chat, and the engine at work.",
     "docs/traces.md": "Spans for OpenTelemetry: how to have them, and what they say.",
     "loadtest/RESULTS.md": "Beside other engines: tables made from peers/results.json.",
     "engine/native/src": "The C++ of it, compiled once for each instruction set.",
