@@ -30,6 +30,7 @@ from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
+from app.structured.grammars import Grammars
 from app.tenancy import Tenancy, class_limits, house_bounds
 from app.text.calibration import calibration_tokens
 from app.text.files import load_tokenizer
@@ -119,6 +120,7 @@ def compose(config: Config, console: Console) -> House:
         max_body_bytes=config.server.max_body_bytes,
         tenancy=tenancy,
         policies=policies,
+        grammars=Grammars(config.structured, core.tokenizer),
         strict_fields=config.api.strict_fields,
         request_templates=config.api.request_templates,
         per_request_metrics=config.api.per_request_metrics,
@@ -370,6 +372,7 @@ def _lifespan(
             await service.bridge.stop(grace=0)
             service.executor.shutdown(wait=False, cancel_futures=True)
             service.policies.close()
+            service.grammars.close()
             model.backend.close()
             if spans is not None:
                 await spans.end()

@@ -23,8 +23,11 @@ from app.schemas.parsing import parse
 from app.schemas.responses import ResponsesRequest
 from app.schemas.sampling import Generate
 from app.service import Service
+from app.structured.source import Source
+from app.structured.wishes import source_of
 from app.tenancy import Caller, Tenant, Terms
 from engine.controls import RowControls
+from engine.grammar import Grammar
 from engine.inbox import Submission
 from engine.prefix import block_keys, salt_of
 
@@ -47,7 +50,7 @@ class Generation:
     submissions: one for each prompt. answers: how many of the sequences of each become choices, and
     which. tenant: who sent it. terms: of its class. special: whether control tokens are shown.
     request_id, session_id: what the client calls it, and what it is a part of, in the body.
-    charged: tokens of the tenant's budget.
+    charged: tokens of the tenant's budget. source: the grammar that the answers follow, if any.
     """
 
     answers: Answers
@@ -62,6 +65,15 @@ class Generation:
     request_id: str | None
     charged: int
     session_id: str | None = None
+    source: Source | None = None
+
+    def under(self, grammar: Grammar) -> Generation:
+        """The same, with answers that follow a grammar."""
+        submissions = tuple(
+            replace(each, controls=replace(each.controls, grammar=grammar))
+            for each in self.submissions
+        )
+        return replace(self, submissions=submissions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +223,7 @@ def generation(
         request_id=request.request_id,
         session_id=request.session_id,
         charged=sum(_charged(request, answers, caller.tenant, prompt) for prompt in prompts),
+        source=source_of(request),
     )
 
 

@@ -15,6 +15,7 @@ from app.directory import Directory
 from app.errors import model_not_found
 from app.metrics import Metrics
 from app.policy_desk import PolicyDesk
+from app.structured.grammars import Grammars
 from app.tenancy import Tenancy
 from app.text.template import ChatTemplate
 from app.text.tokenizer import Tokenizer
@@ -34,8 +35,9 @@ class Service:
     model_id: its name in the API. created: Unix seconds at which it was loaded. max_model_len:
     tokens of a request at most, prompt and answer together. clock: the engine's. executor: where
     large inputs are read. max_body_bytes: larger bodies are refused. tenancy: who a request is of.
-    policies: which policy is in charge. request_templates: whether requests may bring chat
-    templates. per_request_metrics: whether replies say how long they took.
+    policies: which policy is in charge. grammars: what answers may be held to. request_templates:
+    whether requests may bring chat templates. per_request_metrics: whether replies say how long
+    they took.
     isolate_tenants: whether tenants share no cached prefix. directory: open requests by their
     clients' names.
     """
@@ -55,6 +57,7 @@ class Service:
     max_body_bytes: int
     tenancy: Tenancy
     policies: PolicyDesk
+    grammars: Grammars
     strict_fields: bool = False
     request_templates: bool = False
     per_request_metrics: bool = False

@@ -30,6 +30,9 @@ MOST_BLOCKS: Final = 2**22
 HASHED: Final = "sha256:"
 """In front of the hexadecimal SHA-256 of a key, which may stand in a key's place."""
 
+MOST_GRAMMAR: Final = 2**18
+"""Bytes: chains of references in a longer one could be deeper than the stack."""
+
 _UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _SHA256: Final = re.compile(r"sha256:[0-9A-Fa-f]{64}")
@@ -490,6 +493,21 @@ class TextConfig(Section):
     )
 
 
+class StructuredConfig(Section):
+    """What answers may be held to: response_format, structured_outputs, tools."""
+
+    workers: Positive = Field(default=2, description="threads that compile schemas and grammars")
+    max_bytes: Annotated[Size, Field(ge=1, le=MOST_GRAMMAR)] = Field(
+        default=64 * 2**10, description="largest schema or grammar; more is answered 400"
+    )
+    timeout_s: Target = Field(
+        default=5.0, description="longest time that compiling one may take; then 400"
+    )
+    cache_entries: Positive = Field(
+        default=64, description="compiled ones that are kept for the next request"
+    )
+
+
 class LogConfig(Section):
     """Logs, written to stderr."""
 
@@ -523,6 +541,7 @@ class Config(Section):
     bridge: BridgeConfig = BridgeConfig()
     health: HealthConfig = HealthConfig()
     text: TextConfig = TextConfig()
+    structured: StructuredConfig = StructuredConfig()
     metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()

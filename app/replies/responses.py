@@ -172,7 +172,7 @@ def _asked(request: ResponsesRequest) -> dict[str, Any]:
         "tools": request.tools or [],
         "tool_choice": request.tool_choice or "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (request.text and request.text.format) or {"type": "text"}},
         "truncation": request.truncation or "disabled",
         "user": request.user,
         "store": False,

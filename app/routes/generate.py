@@ -35,6 +35,8 @@ async def generate(service: Service, prepare: Prepare, request: Request) -> Gene
     generation = await service.off_loop(
         service.effort(body), prepare, service, body, arrival, caller
     )
+    if generation.source is not None:
+        generation = generation.under(await service.grammars.get(generation.source))
     record.generation = generation
     record.model = service.model_id
     record.slo_class = generation.submissions[0].slo_class

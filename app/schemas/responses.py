@@ -8,8 +8,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from app.schemas.chat import PART_SEPARATOR, ChatMessage
 from app.schemas.parsing import WireModel, refused, unsupported
-from app.schemas.sampling import Generate, PositiveInt, TextFormat, ToolChoice
+from app.schemas.sampling import Generate, PositiveInt, ToolChoice
 from app.schemas.shapes import documented, list_of
+from app.schemas.structure import ResponseFormat, schema_of
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 TEXT_PART = {
@@ -84,9 +85,9 @@ Kept: TypeAlias = Annotated[Any, AfterValidator(_stateless), documented({"type":
 
 
 class TextConfig(WireModel):
-    """What form the answer has: text."""
+    """What form the answer has."""
 
-    format: TextFormat = None
+    format: ResponseFormat = None
 
 
 class ResponsesRequest(Generate):
@@ -124,6 +125,11 @@ class ResponsesRequest(Generate):
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_output_tokens is None else self.max_output_tokens
+
+    @property
+    def answer_schema(self) -> tuple[dict[str, Any], str] | None:
+        schema = schema_of(self.text.format) if self.text else None
+        return super().answer_schema if schema is None else (schema, "text.format")
 
     @property
     def alternatives(self) -> int | None:

@@ -9,6 +9,14 @@ from pydantic.functional_validators import field_validator
 
 from app.schemas.parsing import WireModel, refused, unsupported
 from app.schemas.shapes import documented, list_of
+from app.schemas.structure import (
+    AnswerFormat,
+    GuidedChoice,
+    GuidedSchema,
+    GuidedText,
+    Structure,
+    schema_of,
+)
 from engine.beam_search import MAX_PENALTY
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -30,18 +38,6 @@ def _no_empty_string(value: list[str]) -> list[str]:
     if "" in value:
         raise refused("a string in it must not be empty")
     return value
-
-
-def plain_text_only(value: Any) -> Any:
-    """For fields that constrain the form of an answer: nothing but text is possible."""
-    if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
-        raise unsupported("only {'type': 'text'} is supported")
-    return value
-
-
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise unsupported("is not supported")
 
 
 def no_forced_tool(value: Any) -> Any:
@@ -75,16 +71,6 @@ StopStrings: TypeAlias = Annotated[
 ]
 Words: TypeAlias = Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)]
 TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
-TextFormat: TypeAlias = Annotated[
-    Any,
-    AfterValidator(plain_text_only),
-    documented(
-        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
-        {"type": "null"},
-    ),
-]
-Structure: TypeAlias = Annotated[Any, AfterValidator(_nothing), documented({"type": "null"})]
-"""What would constrain an answer to a grammar: nobody must believe that it did."""
 ToolChoice: TypeAlias = Annotated[
     Any, AfterValidator(no_forced_tool), documented({"enum": ["none", "auto", None]})
 ]
@@ -143,12 +129,12 @@ class Generate(WireModel):
     early_stopping: bool | Literal["never"] | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
-    response_format: TextFormat = None
+    response_format: AnswerFormat = None
     structured_outputs: Structure = None
-    guided_json: Structure = None
-    guided_regex: Structure = None
-    guided_choice: Structure = None
-    guided_grammar: Structure = None
+    guided_json: GuidedSchema = None
+    guided_regex: GuidedText = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedText = None
     request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None
     session_id: str | None = None
     user: str | None = None
@@ -177,6 +163,12 @@ class Generate(WireModel):
     def best_from(self) -> int | None:
         """Of how many sequences the answers are the best; None if the client does not say."""
         return None
+
+    @property
+    def answer_schema(self) -> tuple[dict[str, Any], str] | None:
+        """The JSON schema that the format of the answer asks for, and the field it came in."""
+        schema = schema_of(self.response_format)
+        return None if schema is None else (schema, "response_format")
 
     @property
     def alternatives(self) -> int | None:

@@ -18,6 +18,7 @@ from app.record import Record
 from app.room import Overloaded
 from app.service import Service
 from app.stream import GenerationResponse
+from app.structured.grammars import Grammars
 from app.tenancy import Caller, Tenancy
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
@@ -125,6 +126,7 @@ class Call:
             max_body_bytes=1000,
             tenancy=Tenancy(Config()),
             policies=None,
+            grammars=Grammars(Config().structured, tokenizer),
         )
         body = {"messages": [{"role": "user", "content": "x"}], **fields}
         generation = prepare_chat(service, json.dumps(body).encode(), 0.0, Caller())

@@ -26,6 +26,7 @@ from app.metrics import Metrics, Subject
 from app.middleware import count_rejected
 from app.policy_desk import PolicyDesk
 from app.service import Service
+from app.structured.grammars import Grammars
 from app.tenancy import Tenancy, class_limits
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer, Tokenizer
@@ -165,6 +166,7 @@ class House:
             max_body_bytes=max_body_bytes,
             tenancy=self.tenancy,
             policies=self.policies,
+            grammars=Grammars(self.config.structured, self.tokenizer),
             strict_fields=strict_fields,
             request_templates=request_templates,
             per_request_metrics=per_request_metrics,
@@ -271,6 +273,7 @@ async def serving(**options: Any) -> AsyncIterator[House]:
         await serve
         house.executor.shutdown()
         house.service.policies.close()
+        house.service.grammars.close()
 
 
 def events(raw: bytes) -> list[bytes]:

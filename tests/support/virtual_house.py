@@ -19,6 +19,7 @@ from app.config import Config
 from app.metrics import Metrics
 from app.policy_desk import PolicyDesk
 from app.service import Service
+from app.structured.grammars import Grammars
 from app.tenancy import Tenancy
 from app.text.tokenizer import ByteTokenizer
 from engine.backends.simulated import SimulatedBackend
@@ -96,6 +97,7 @@ class VirtualHouse:
             max_body_bytes=1000,
             tenancy=Tenancy(config),
             policies=PolicyDesk(config.scheduler, self.bridge, lambda: None),  # type: ignore[arg-type,return-value]
+            grammars=Grammars(config.structured, ByteTokenizer()),
         )
         application = create_application(service, admin_key=SecretStr(KEY))
         self.client = httpx2.AsyncClient(

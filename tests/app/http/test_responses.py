@@ -145,7 +145,8 @@ async def test_it_computes_the_same_prompt_as_a_chat(house, fields, messages):
         ({"n": 2}, "n", "unsupported_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_value"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", "unsupported_value"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "invalid_value"),
         ({"model": "nope"}, "model", "model_not_found"),
     ],
 )

@@ -1,0 +1,87 @@
+"""What no schema or grammar may be, because compiling it would take too long or too deep a stack.
+
+The library bounds most of its work itself; these are the cases that it does not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import orjson
+
+MOST_DEPTH: Final = 48
+"""Levels of a schema; each is two of the JSON that it is written in."""
+
+MOST_PATTERN: Final = 8 * 2**10
+"""Characters of a regular expression: what a longer one takes grows with their square."""
+
+MOST_GRAMMAR: Final = 16 * 2**10
+"""Characters of a client's grammar, which may be regular expressions."""
+
+MOST_STATES: Final = 10_000
+"""States of an automaton that counts digits: the least common multiple of every `multipleOf`."""
+
+DIRECTIVE: Final = re.compile(r"%\s*(json|llguidance|lark|regex)\b")
+"""What a client's grammar cannot use: another grammar inside, which nobody has looked at."""
+
+
+class Unfit(Exception):
+    """A grammar that nothing can be held to; the text completes "The schema …"."""
+
+
+def check_schema(text: str) -> None:
+    """Raises Unfit for a schema that is not to be compiled."""
+    schema = orjson.loads(text)
+    steps: list[Decimal] = []
+    for depth, node in _nodes(schema):
+        if depth > 2 * MOST_DEPTH:
+            raise Unfit(f"has more than {MOST_DEPTH} levels")
+        pattern = node.get("pattern")
+        if isinstance(pattern, str):
+            check_regex(pattern)
+        step = node.get("multipleOf")
+        if isinstance(step, int | float) and not isinstance(step, bool) and step > 0:
+            steps.append(Decimal(str(step)))
+    if _common_multiple(steps) > MOST_STATES:
+        raise Unfit("has numbers in multipleOf whose common multiple is too large")
+
+
+def check_regex(text: str) -> None:
+    """Raises Unfit for a regular expression that is not to be compiled."""
+    if len(text) > MOST_PATTERN:
+        raise Unfit(f"has a pattern of more than {MOST_PATTERN} characters")
+
+
+def check_grammar(text: str) -> None:
+    """Raises Unfit for a client's grammar that is not to be compiled."""
+    if len(text) > MOST_GRAMMAR:
+        raise Unfit(f"has more than {MOST_GRAMMAR} characters")
+    if found := DIRECTIVE.search(text):
+        raise Unfit(f"uses %{found[1]}, which is not supported")
+
+
+def _nodes(schema: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every object in a JSON value, and how deep it lies."""
+    left = [(0, schema)]
+    while left:
+        depth, value = left.pop()
+        if isinstance(value, dict):
+            yield depth, value
+            left += ((depth + 1, each) for each in value.values())
+        elif isinstance(value, list):
+            left += ((depth + 1, each) for each in value)
+
+
+def _common_multiple(steps: list[Decimal]) -> int:
+    """The least common multiple, in units of the smallest decimal place of any."""
+    places = max((-int(step.as_tuple().exponent) for step in steps), default=0)
+    if places > 30:
+        return MOST_STATES + 1
+    try:
+        return math.lcm(*(int(step.scaleb(max(0, places))) for step in steps))
+    except (InvalidOperation, OverflowError):
+        return MOST_STATES + 1

@@ -1,0 +1,245 @@
+"""Answers that are held to a schema, a regular expression, a choice or a grammar."""
+
+import json
+
+import pytest
+from support.serving import CHAT, COMPLETIONS, HELLO, chunks, saying, serving
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def schema_format(schema, **fields):
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema, "strict": True, **fields},
+    }
+
+
+@pytest.fixture
+async def house():
+    """Says something else than what it is asked for, unless it must."""
+    async with serving(script=saying('{"name": "Zoë", "age": 12}, they say. {}')) as house:
+        yield house
+
+
+async def answer(house, path=CHAT, **fields):
+    prompt = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
+    reply = await house.post(path, {**prompt, "max_tokens": 100, **fields})
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    return choice
+
+
+async def test_an_answer_follows_its_schema_and_ends_with_it(house):
+    choice = await answer(house, response_format=schema_format(PERSON))
+    assert choice["message"]["content"] == '{"name": "Zoë", "age": 12}'
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+
+
+async def test_what_the_model_would_not_say_is_forced_on_it(house):
+    schema = {"type": "object", "properties": {"a": {"const": "🦙 crème"}}, "required": ["a"]}
+    choice = await answer(house, response_format=schema_format(schema))
+    assert json.loads(choice["message"]["content"])["a"] == "🦙 crème"
+
+
+async def test_any_object(house):
+    choice = await answer(house, response_format={"type": "json_object"})
+    assert json.loads(choice["message"]["content"]) == {"name": "Zoë", "age": 12}
+
+
+async def test_text_is_no_format(house):
+    choice = await answer(house, response_format={"type": "text"})
+    assert choice["message"]["content"].endswith("they say. {}")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"structured_outputs": {"json": PERSON}}, '{"name": "Zoë", "age": 12}'),
+        ({"structured_outputs": {"json": json.dumps(PERSON)}}, '{"name": "Zoë", "age": 12}'),
+        ({"structured_outputs": {"json_object": True}}, '{"name": "Zoë", "age": 12}'),
+        ({"structured_outputs": {"regex": "[a-c]{3}", "json": None}}, "aaa"),
+        ({"structured_outputs": {"choice": ['{"name', "no"]}}, '{"name'),
+        ({"structured_outputs": {"grammar": 'start: "{" /[a-z"]+/ ":"'}}, '{"name":'),
+        ({"structured_outputs": {"grammar": 'root ::= "{" [a-z"]+ ":"'}}, '{"name":'),
+        ({"guided_json": PERSON}, '{"name": "Zoë", "age": 12}'),
+        ({"guided_regex": '\\{"[a-z]+'}, '{"name'),
+        ({"guided_choice": ["ja", "nein"]}, "ja"),
+        ({"guided_grammar": 'start: "q"'}, "q"),
+    ],
+)
+async def test_the_forms_of_vllm(house, path, fields, text):
+    choice = await answer(house, path, **fields, stop=["\n"], ignore_eos=False)
+    said = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+    if "+" in json.dumps(fields) and "_grammar" not in json.dumps(fields) and text != said:
+        assert said.startswith(text)  # a run of letters may go on
+    else:
+        assert said == text
+
+
+async def test_streams_and_several_answers_follow_too(house):
+    body = {"messages": HELLO, "n": 2, "stream": True, "response_format": schema_format(PERSON)}
+    reply = await house.post(CHAT, {**body, "max_tokens": 100})
+    texts = ["", ""]
+    ends = []
+    for chunk in chunks(reply.content):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+            ends += [choice["finish_reason"]] if choice["finish_reason"] else []
+    assert [json.loads(text) for text in texts] == [{"name": "Zoë", "age": 12}] * 2
+    assert ends == ["stop", "stop"]
+
+
+async def test_it_goes_with_logprobs_seeds_and_stop_strings(house):
+    choice = await answer(
+        house, response_format=schema_format(PERSON), logprobs=True, seed=1, stop=["Zo"]
+    )
+    assert choice["message"]["content"] == '{"name": "'
+    assert choice["stop_reason"] == "Zo"
+    assert len(choice["logprobs"]["content"]) == len('{"name": "Zo')
+
+
+async def test_an_answer_that_is_cut_says_so(house):
+    choice = await answer(house, response_format=schema_format(PERSON), max_tokens=5)
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"nam', "length")
+
+
+@pytest.mark.parametrize("blank", [ord(" "), ord("\n"), ord("\t")])
+@pytest.mark.parametrize(
+    "form",
+    [
+        schema_format(
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}},
+                "additionalProperties": False,
+            }
+        ),
+        schema_format({"type": "array", "items": {"type": "integer"}, "maxItems": 2}),
+    ],
+)
+async def test_white_space_is_bounded(house, form, blank):
+    choice = await answer(house, response_format=form, logit_bias={str(blank): 100}, max_tokens=90)
+    content = choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    json.loads(content)
+    assert content == content.strip()
+
+
+async def test_blanks_in_a_string_are_the_models_own(house):
+    """A client can tell that the answer was cut."""
+    form = {"type": "json_object"}
+    choice = await answer(house, response_format=form, logit_bias={"32": 100}, max_tokens=90)
+    assert choice["message"]["content"] == '{ "' + 87 * " "
+    assert choice["finish_reason"] == "length"
+
+
+async def test_responses_have_a_format_of_their_own(house):
+    form = {"type": "json_schema", "name": "x", "schema": PERSON}
+    reply = await house.post("/v1/responses", {"input": "x", "text": {"format": form}})
+    assert reply.status_code == 200, reply.text
+    said = reply.json()
+    assert said["output"][0]["content"][0]["text"] == '{"name": "Zoë", "age": 12}'
+    assert said["text"]["format"]["type"] == "json_schema"
+
+
+async def test_a_grammar_is_compiled_once(house):
+    for _ in range(3):
+        await answer(house, response_format=schema_format(PERSON))
+        await answer(house, guided_json=PERSON)
+    assert len(house.service.grammars._known) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": schema_format({"uniqueItems": True})}, "response_format", "uniqueIt"),
+        ({"response_format": schema_format({"not": {}})}, "response_format", "not"),
+        (
+            {"response_format": schema_format({"oneOf": [{"type": "string"}, {"minLength": 1}]})},
+            "response_format",
+            "oneOf",
+        ),
+        ({"response_format": schema_format({"type": "strin"})}, "response_format", "strin"),
+        (
+            {"response_format": schema_format({"type": "string", "pattern": "([a-z"})},
+            "response_format",
+            "regex",
+        ),
+        (
+            {"response_format": schema_format({"type": "string", "minLength": 5, "maxLength": 2})},
+            "response_format",
+            "minLength",
+        ),
+        ({"response_format": schema_format({"$ref": "#"})}, "response_format", "nothing"),
+        (
+            {"response_format": schema_format({"enum": [f"v{i}" for i in range(50_000)]})},
+            "response_format",
+            "longer than",
+        ),
+        (
+            {"response_format": schema_format({"type": "integer", "multipleOf": 1000003})},
+            "response_format",
+            "multipleOf",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+        ({"response_format": schema_format([])}, "response_format", "schema"),
+        ({"response_format": schema_format("x")}, "response_format", "schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "yaml"),
+        ({"response_format": {"type": ["text"]}}, "response_format", "text"),
+        ({"response_format": "text"}, "response_format", "object"),
+        ({"structured_outputs": {}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structural_tag"),
+        ({"structured_outputs": {"regex": "([a-z"}}, "structured_outputs", "regex"),
+        ({"structured_outputs": {"regex": "a" * 9000}}, "structured_outputs", "8192"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "list"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs", "empty"),
+        ({"guided_json": "{"}, "guided_json", "JSON"),
+        ({"guided_regex": 5}, "guided_regex", "string"),
+        ({"guided_grammar": "start: ("}, "guided_grammar", "grammar"),
+        ({"guided_grammar": 'start: %json {"not": {}}'}, "guided_grammar", "%json"),
+        ({"guided_grammar": "root ::= ["}, "guided_grammar", "grammar"),
+        ({"guided_choice": [["a"]]}, "guided_choice", "strings"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex",
+            "combined",
+        ),
+        ({"guided_regex": "a", "bad_words": ["a"]}, "bad_words", "combined"),
+        ({"guided_regex": "a", "allowed_token_ids": [1]}, "allowed_token_ids", "combined"),
+        ({"guided_regex": "a", "min_tokens": 3, "max_tokens": 9}, "min_tokens", "combined"),
+        (
+            {"guided_regex": "a", "use_beam_search": True, "temperature": 0},
+            "use_beam_search",
+            "combined",
+        ),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_and_named(fields, param, words):
+    async with serving(script=saying("abc")) as house:
+        reply = await house.post(CHAT, {"messages": HELLO, **fields})
+        assert reply.status_code == 400, reply.text
+        error = reply.json()["error"]
+        assert error["param"] == param, error
+        assert words in error["message"], error
+        await house.probe()
+        await house.idle()
+
+
+@pytest.mark.parametrize("levels", [60, 450, 600])
+async def test_deep_schemas_are_refused(house, levels):
+    schema = '{"properties":{"x":' * levels + "{}" + "}}" * levels
+    form = '{"type":"json_schema","json_schema":{"name":"x","schema":' + schema + "}}"
+    body = f'{{"messages":[{{"role":"user","content":"x"}}],"response_format":{form}}}'
+    reply = await house.post(CHAT, body.encode())
+    assert reply.status_code == 400, reply.text
+    if levels < 500:  # else the body itself is refused
+        assert reply.json()["error"]["param"] == "response_format"
+    await house.probe()
