@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from support.deployment import DEPLOY, ROOT
@@ -14,6 +15,7 @@ from support.serving import serving
 
 from app.config.load import load_config
 
+HADOLINT = Path(sys.executable).with_name("hadolint")
 DOCKERFILES = sorted(DEPLOY.glob("Dockerfile.*"))
 
 
@@ -41,6 +43,22 @@ def steps(request):
 
 def test_there_is_one_for_cpus_and_one_for_cuda():
     assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HADOLINT.exists(), reason="install the extra `deploy`")
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_finds_nothing(file, tmp_path):
+    assert hadolint(file) == ""
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text(file.read_text().replace("hadolint ignore", "hadolint") + "CMD serve\n")
+    assert {"DL3008", "DL3025", "DL4003"} <= set(re.findall(r"DL\d+", hadolint(wrong)))
+
+
+def hadolint(file: Path) -> str:
+    """What it has to say."""
+    command = [HADOLINT, "--no-color", file]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def test_what_builds_does_not_ship(steps):
