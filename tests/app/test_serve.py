@@ -34,6 +34,23 @@ def test_it_answers_without_a_model_file_and_without_torch(tmp_path) -> None:
     assert not list(tmp_path.iterdir()), "nothing was fetched"
 
 
+def test_spans_of_the_last_requests_are_sent_before_it_ends(tmp_path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp", reason="install the extra `otel`")
+    from support.collector import attributes, collecting
+
+    with collecting() as collector:
+        given = ["tracing.enabled=true", f"tracing.endpoint={collector.url}"]
+        options = [part for each in given for part in ("--set", each)]
+        with serving(tmp_path, *SIMULATED, *options) as one:
+            body = {"prompt": "x", "max_tokens": 5}
+            reply = httpx2.post(one.ready() + "/v1/completions", json=body, timeout=HANG_S)
+            one.process.send_signal(signal.SIGTERM)
+            assert one.wait() == 0
+        [span] = collector.spans
+    assert attributes(span)["gen_ai.response.id"] == reply.json()["id"]
+    assert collector.resource["service.name"] == "octavo"
+
+
 class Client:
     """Reads a stream in the background; `said` are its lines so far that are not empty."""
 
