@@ -18,7 +18,13 @@ from app.config import Config, LoadedConfig
 from app.model_files import ensure_default_model
 from engine.backends import int8_weight_bits
 from engine.errors import ConfigurationError
-from loadtest import accuracy_table, allocation_bench, bench_tables, queue_bench
+from loadtest import (
+    accuracy_table,
+    allocation_bench,
+    bench_tables,
+    queue_bench,
+    speculation_bench,
+)
 from loadtest.accuracy import DOMAINS, KEPT, WINDOWS, measure_accuracy
 from loadtest.allocation_bench import compare, demands
 from loadtest.bench_tables import caption
@@ -36,6 +42,7 @@ from loadtest.machine import Unmeasured, cpu, versions
 from loadtest.model_bench import TICKS, measure_model
 from loadtest.queue_bench import SHAPES, built_in, measure_queues
 from loadtest.scrape_bench import measure_scrapes
+from loadtest.speculation_bench import MOST_GIVEN, measure_speculation, read_prompts, ticks
 
 MODEL_ROUNDS: Final = 3
 """Rounds of what computes a model, at most."""
@@ -46,7 +53,7 @@ MODEL_ROUNDS: Final = 3
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["model", "clients", "host", "queues", "allocation"]),
+    type=click.Choice(["model", "clients", "host", "queues", "allocation", "speculation"]),
     help="Measure this part; may be repeated.  [default: all of them]",
 )
 @click.option(
@@ -79,6 +86,13 @@ MODEL_ROUNDS: Final = 3
     f" {REQUESTS:,} rows are replayed.  [default: made-up conversations]",
 )
 @click.option(
+    "--prompts",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="More prompts for speculation: JSON lines with prompt or turns (or .gz), of which the"
+    f" first {MOST_GIVEN} are answered; may be repeated.",
+)
+@click.option(
     "--accuracy",
     is_flag=True,
     help="Instead, the perplexity of shipped texts with weights and KV cache in each format.",
@@ -96,6 +110,7 @@ def bench(
     steps: int,
     waiting: tuple[int, ...],
     trace: Path | None,
+    prompts: tuple[Path, ...],
     accuracy: bool,
     model: Path | None,
     as_json: bool,
@@ -112,8 +127,10 @@ def bench(
                 /metrics (CPU time)
     queues      what waiting requests add to a step, under every policy
     allocation  what paging saves against reserving blocks, in virtual time
+    speculation one sequence with guesses and without: where answers repeat their prompts,
+                and where they do not
 
-    Takes some five minutes, half of it to make the crowds that wait (--waiting 10000 is quicker).
+    Takes some six minutes, half of it to make the crowds that wait (--waiting 10000 is quicker).
     The model is the configured one, under the configured engine. What cannot be measured is named,
     and the rest is measured.
 
@@ -127,12 +144,15 @@ def bench(
       octavo bench --json --rounds 5 > before.json
       octavo bench --only model --set engine.threads=1
       octavo bench --only queues --waiting 100000
+      octavo bench --only speculation --prompts mt_bench.jsonl
       octavo bench --accuracy
     """
     if accuracy:
         report, tables = _accuracy(model)
     else:
-        parts = _Parts(_config(loaded, model), rounds, steps, waiting, _prompts(trace))
+        parts = _Parts(
+            _config(loaded, model), rounds, steps, waiting, _prompts(trace), _given(prompts)
+        )
         report, tables = _measure(parts, only)
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -153,6 +173,7 @@ class _Parts:
     steps: int
     waiting: tuple[int, ...]
     prompts: list[Prompt]
+    given: dict[str, list[str]]
 
     @property
     def model_rounds(self) -> int:
@@ -189,6 +210,12 @@ class _Parts:
         found = {"allocation": allocation_bench.report(usages)}
         return found, [bench_tables.allocation_table(usages)]
 
+    def speculation(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        console = Console(stderr=True)
+        gains = measure_speculation(self.config, console, self.given, self.model_rounds, tick)
+        found = {"speculation": speculation_bench.as_json(gains)}
+        return found, [speculation_bench.table(gains)]
+
     def __iter__(self) -> Iterator[tuple[str, Callable[[Tick], tuple[Figures, list[Table]]], int]]:
         """Each part's name, what measures it, and how often that ticks."""
         yield "model", self.model, self.model_rounds * TICKS
@@ -196,6 +223,7 @@ class _Parts:
         yield "host", self.host, self.rounds * (probes_of(self.waiting) + 1)
         yield "queues", self.queues, len(built_in()) * len(SHAPES)
         yield "allocation", self.allocation, 1
+        yield "speculation", self.speculation, ticks(self.given)
 
 
 def _measure(parts: _Parts, only: tuple[str, ...]) -> tuple[Figures, list[Table]]:
@@ -261,6 +289,17 @@ def _prompts(trace: Path | None) -> list[Prompt]:
             f"{trace}: a prompt has more than {BLOCKS:,} blocks", param_hint="--trace"
         )
     return prompts
+
+
+def _given(files: tuple[Path, ...]) -> dict[str, list[str]]:
+    """The prompts of files, by their names."""
+    given: dict[str, list[str]] = {}
+    for path in files:
+        try:
+            given[path.name.split(".")[0]] = read_prompts(path)
+        except (ValueError, OSError) as error:
+            raise click.BadParameter(f"{path}: {error}", param_hint="--prompts") from error
+    return given
 
 
 def _progress() -> Progress:
