@@ -25,7 +25,7 @@ FROM: Final = (0, 1, 6, 16)
 """Matched tokens from which a guess is of the next kind. 0: the guess before was wrong, and maybe
 one token only was another."""
 
-PRIOR: Final = (0.3, 0.35, 0.7, 0.9)
+PRIOR: Final = (0.2, 0.25, 0.6, 0.85)
 """How likely a guess of each kind is right, before anything is known of a text."""
 
 DOUBT: Final = 2.0

@@ -35,6 +35,10 @@ watching them all takes time."""
 SLOWER: Final = 0.5
 """By how much of its time guesses may lengthen a step that others decode in."""
 
+WORTH: Final = 1.3
+"""How many times its time a guess must be worth: what it costs beside computing is not in the cost
+model, and a text that gains nothing should lose nothing."""
+
 SURE: Final = 6
 """Matched tokens from which a sequence would rather wait for the token in flight, so that it can
 guess the next ones, than have one computed after it."""
@@ -117,7 +121,7 @@ class PromptLookup:
             chance, place = -best[0][0], best[0][1]
             sequence = sequences[place]
             price = cost.seconds(0, 1, 0, len(sequence.tokens)) - nothing
-            if chance * seconds <= expected * price or seconds + price > limit:
+            if chance * seconds <= WORTH * expected * price or seconds + price > limit:
                 break
             expected += chance
             seconds += price

@@ -210,7 +210,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a step's budget is split. The engine clamps every number to its own limits."""
+    """How a step's budget is split. The engine clamps every number to its own limits.
+
+    decode: for running decodes; guesses that they verify (speculative decoding) are among it.
+    """
 
     decode: int
     prompt: int
