@@ -41,6 +41,7 @@ from engine.inbox import Abort
 from engine.limits import Limits
 from engine.loop import Engine
 from engine.scheduler import Scheduler
+from engine.speculation import Drafter
 from engine.thread import EngineThread
 from policies.base import Policy
 from policies.fcfs import FCFS
@@ -111,6 +112,7 @@ class House:
         spans: Spans | None = None,
         prefix_cache: bool = True,
         depth: int = 0,
+        drafter: Drafter | None = None,
         **scripted: Any,
     ) -> None:
         self.model = model
@@ -133,6 +135,7 @@ class House:
             Limits(step_tokens, rows, model_len, class_limits(self.config)),
             guard=NO_CPU_LIMIT,
             prefix_cache=prefix_cache,
+            drafter=drafter,
         )
         self.clock = clock or MonotonicClock()
         self.tenancy = Tenancy(self.config, self.clock)
