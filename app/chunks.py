@@ -108,23 +108,53 @@ class Chunks:
         extra: Extra | None = None,
     ) -> bytes:
         """One chunk of sequence `index`; the first one of a chat also says who speaks."""
+        opening = self._style.later
+        if index not in self._started:
+            self._started.add(index)
+            opening = self._style.first
+        said = b"".join((opening, orjson.dumps(text), self._style.close))
+        return self._frame(index, said, logprobs, finish_reason, stop_reason, usage, extra)
+
+    def delta(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+        usage: Usage | None = None,
+        extra: Extra | None = None,
+    ) -> bytes:
+        """One chunk of a chat that adds several members to a message, or none."""
+        if index not in self._started:
+            self._started.add(index)
+            delta = {"role": "assistant", "content": None, **delta}
+        said = b'"delta":' + orjson.dumps(delta)
+        return self._frame(index, said, logprobs, finish_reason, stop_reason, usage, extra)
+
+    def _frame(
+        self,
+        index: int,
+        said: bytes,
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+        stop_reason: str | int | None,
+        usage: Usage | None,
+        extra: Extra | None,
+    ) -> bytes:
+        """A chunk around what is said."""
         ending = _ending(finish_reason, stop_reason)
         tail = self._tail
         if usage is not None or extra is not None:
             extra = extra or Extra()
             ending += _members(extra.choice)
             tail = self._tail_with(usage, extra.chunk)
-        opening = self._style.later
-        if index not in self._started:
-            self._started.add(index)
-            opening = self._style.first
         return b"".join(
             (
                 self._head,
                 b'{"index":%d,' % index,
-                opening,
-                orjson.dumps(text),
-                self._style.close,
+                said,
                 b',"logprobs":',
                 b"null" if logprobs is None else orjson.dumps(logprobs),
                 ending,

@@ -16,6 +16,7 @@ from app.prompts import TemplateOptions, chat_tokens, completion_tokens, fit
 from app.replies.base import Reply
 from app.replies.choices import ChoicesReply, Prompt, Wishes
 from app.replies.responses import ResponseReply
+from app.replies.tools import ToolsReply
 from app.sampling import check, row_controls
 from app.schemas.chat import ChatRequest
 from app.schemas.completion import CompletionRequest, OnePrompt
@@ -26,6 +27,7 @@ from app.service import Service
 from app.structured.source import Source
 from app.structured.wishes import source_of
 from app.tenancy import Caller, Tenant, Terms
+from app.tools.toolbox import Toolbox, tools_source
 from engine.controls import RowControls
 from engine.grammar import Grammar
 from engine.inbox import Submission
@@ -94,11 +96,17 @@ def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) 
     """
     request = parse(ChatRequest, body, strict_fields=service.strict_fields)
     check(service, request)
-    options = TemplateOptions.of(request)
+    tools = Toolbox.of(request)
+    options = TemplateOptions.of(request, tools)
     ids = chat_tokens(service, request.messages, options)
     max_tokens = fit(service, ids, "messages", request.token_limit, None)
     echo = request.messages[-1].content or "" if request.echo and options.continues else ""
-    return _choices(service, request, CHAT, [Prepared(ids, max_tokens, echo)], arrival, caller)
+    prompts = [Prepared(ids, max_tokens, echo)]
+    if tools is None:
+        return _choices(service, request, CHAT, prompts, arrival, caller)
+    source = tools_source(tools, request)
+    answered = _choices(service, request, CHAT, prompts, arrival, caller, ToolsReply)
+    return replace(answered, source=source)
 
 
 def prepare_completion(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
@@ -165,6 +173,7 @@ def _choices(
     prompts: Sequence[Prepared],
     arrival: float,
     caller: Caller,
+    make_reply: type[ChoicesReply] = ChoicesReply,
 ) -> Generation:
     """A generation that is answered with choices."""
     identity = _identity(service, dialect.id_prefix)
@@ -176,7 +185,7 @@ def _choices(
         token_ids=bool(request.return_token_ids),
         special=request.skip_special_tokens is False,
     )
-    reply = ChoicesReply(
+    reply = make_reply(
         dialect,
         identity,
         service.tokenizer,

@@ -12,6 +12,8 @@ from app.schemas.parsing import UNSUPPORTED
 from app.schemas.tokens import TokenizeRequest
 from app.service import Service
 from app.text.template import ChatTemplate, encode_segments
+from app.tools.prompt import turns_for
+from app.tools.toolbox import Toolbox
 from engine.errors import ModelError
 
 
@@ -20,23 +22,27 @@ class TemplateOptions:
     """How a chat becomes a prompt.
 
     opens: whether the turn of the answer is opened. continues: whether the last message is gone on
-    with instead. variables: for the template. template: one that came with the request.
+    with instead. variables: for the template. template: one that came with the request. tools: what
+    may be called.
     """
 
     opens: bool = True
     continues: bool = False
     variables: Mapping[str, Any] | None = None
     template: str | None = None
+    tools: Toolbox | None = None
 
     @classmethod
-    def of(cls, request: ChatRequest | TokenizeRequest) -> TemplateOptions:
+    def of(
+        cls, request: ChatRequest | TokenizeRequest, tools: Toolbox | None = None
+    ) -> TemplateOptions:
         """What a request asks for. Raises ApiError (400) for what does not go together."""
         continues = bool(request.continue_final_message)
         if continues and request.add_generation_prompt:
             message = "A message cannot be gone on with behind the opening of another."
             raise invalid(message, "continue_final_message")
         opens = request.add_generation_prompt is not False and not continues
-        return cls(opens, continues, request.chat_template_kwargs, request.chat_template)
+        return cls(opens, continues, request.chat_template_kwargs, request.chat_template, tools)
 
 
 def chat_tokens(
@@ -50,13 +56,16 @@ def chat_tokens(
     template = _template(service, options.template)
     if len(messages) >= service.max_model_len:  # each costs a token at least
         raise context_exceeded(service.max_model_len, f"at least {len(messages)}", param)
-    turns = [message.for_template() for message in messages]
+    turns = turns_for(messages, options.tools, template.calls_tools)
+    variables = dict(options.variables or {})
+    if options.tools is not None and template.calls_tools:
+        variables = {"tools": options.tools.definitions, **variables}
     try:
         segments = template.render(
             turns,
             add_generation_prompt=options.opens,
             continues=options.continues,
-            variables=options.variables,
+            variables=variables,
         )
         text = "".join(segment.text for segment in segments if not segment.control)
         _refuse_hopeless(service, text, param)

@@ -156,9 +156,11 @@ class GenerationResponse:
         try:
             if begin := reply.begin():
                 yield begin
-            yield self._render(first, reply)
+            if said := self._render(first, reply):
+                yield said
             async for news in later:
-                yield self._render(news, reply)
+                if said := self._render(news, reply):
+                    yield said
             yield reply.end(self._report(reader))
         except ApiError as error:
             self._record.error = error.code

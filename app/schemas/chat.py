@@ -14,8 +14,9 @@ from pydantic import (
 )
 
 from app.schemas.parsing import WireModel, refused, unsupported
-from app.schemas.sampling import Generate, PositiveInt, ToolChoice
+from app.schemas.sampling import Generate, PositiveInt
 from app.schemas.shapes import documented, list_of
+from app.schemas.tools import ToolChoice, Tools
 
 PART_SEPARATOR = "\n"
 
@@ -82,6 +83,7 @@ class ChatMessage(WireModel):
     )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
     content: Content = Field(None, validate_default=True)
 
     @field_validator("content")
@@ -114,7 +116,7 @@ class ChatRequest(Generate):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Any] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None

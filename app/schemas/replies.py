@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ReplyModel(BaseModel):
@@ -75,12 +75,28 @@ class CompletionLogprobsReply(ReplyModel):
     text_offset: list[int]
 
 
+class CalledFunction(ReplyModel):
+    """The arguments are JSON by the function's schema, unless the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(ReplyModel):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(ReplyModel):
-    """What the model says."""
+    """What the model says, or what it calls."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(ReplyModel):

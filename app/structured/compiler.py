@@ -16,12 +16,8 @@ import orjson
 from llguidance.gbnf_to_lark import any_to_lark
 
 from app.structured.bounds import Unfit, check_grammar, check_regex, check_schema
-from app.structured.source import Kind, Source
+from app.structured.source import WHITESPACE, Kind, Source
 from app.text.tokenizer import Tokenizer
-
-WHITESPACE: Final = r" |\n {0,20}"
-"""What may stand between two tokens of JSON: a space, or a line break and an indent. No more, or a
-weak model writes blanks until its answer is cut."""
 
 FIRST_MASK_S: Final = 0.25
 """CPU time that the first mask may take. What is found out for it serves the later ones, which the
@@ -49,7 +45,6 @@ class Compiler:
             max_lexer_states=50_000,
             verbose_errors=False,
         )
-        self.words = -(-tokenizer.vocab_size // 32)
         self._grammars: Mapping[Kind, Callable[[str], str]] = {
             "json": _json,
             "regex": _regex,
@@ -94,7 +89,10 @@ class _Vocabulary:
 def _json(text: str) -> str:
     check_schema(text)
     options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    grammar: str = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+    try:
+        grammar: str = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
+    except ValueError as error:
+        raise Unfit(_explain(str(error))) from None
     return grammar
 
 

@@ -92,7 +92,8 @@ class Grammars:
             if self._compiler is None:
                 self._compiler = Compiler(self._tokenizer)
         start = self._compiler.compile(source)
-        return CompiledGrammar(start, self._compiler.words, self._masks, partial(self._forget, key))
+        forget = partial(self._forget, key)
+        return CompiledGrammar(start, self._tokenizer, self._masks, forget, source.opening)
 
     def _forget(self, key: bytes) -> None:
         """Have the next request compile a grammar anew. From any thread."""

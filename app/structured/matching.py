@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from app.text.tokenizer import Tokenizer
 from engine.grammar import Mask, Masks, Matcher
 
 SLOW_S: Final = 0.03
@@ -26,19 +27,30 @@ class CompiledGrammar:
 
     start: an LLMatcher that has accepted nothing; copies of it share what was found out about the
     grammar. words: 32-bit words of a mask. masks: where masks are computed, one thread. broken: is
-    called when a matcher failed; what the grammar has found out may be the reason.
+    called when a matcher failed; what the grammar has found out may be the reason. opening: up to
+    this text an answer is free.
     """
 
     def __init__(
-        self, start: Any, words: int, masks: Executor, broken: Callable[[], None] | None = None
+        self,
+        start: Any,
+        tokenizer: Tokenizer,
+        masks: Executor,
+        broken: Callable[[], None],
+        opening: str = "",
     ) -> None:
+        self.tokenizer = tokenizer
         self._start = start
-        self._words = words
+        self._words = -(-tokenizer.vocab_size // 32)
         self._masks = masks
         self._broken = broken
+        self._opening = opening.encode()
 
     def matcher(self) -> TokenMatcher:
-        return TokenMatcher(self, self._start.deep_copy())
+        inner = self._start.deep_copy()
+        if self._opening:
+            return FreeMatcher(self, inner, self._opening)
+        return TokenMatcher(self, inner)
 
     def prepare(self, matchers: Sequence[Matcher]) -> Callable[[], Masks]:
         return self._masks.submit(self._compute, matchers).result
@@ -53,8 +65,7 @@ class CompiledGrammar:
 
     def failed(self) -> None:
         """A matcher cannot go on."""
-        if self._broken is not None:
-            self._broken()
+        self._broken()
 
 
 class TokenMatcher:
@@ -84,7 +95,7 @@ class TokenMatcher:
                 self._fail("the grammar leads nowhere")
 
     def fill(self, mask: Mask) -> bool:
-        """Write the mask of what may come next. False if there is none."""
+        """Write the mask of what may come next. False if there is none: all may, or nothing."""
         if self.fault:
             return False
         began = time.thread_time()
@@ -103,3 +114,50 @@ class TokenMatcher:
         if not self.fault:
             self.fault = reason
             self._grammar.failed()
+
+
+class FreeMatcher(TokenMatcher):
+    """Lets everything pass until `opening` has come, as if there were no grammar.
+
+    Only a token that might go on with an opening which has begun is held to the grammar, so that
+    what stands behind the opening in the same token is right.
+    """
+
+    __slots__ = ("_free", "_lost", "_opening", "_tail")
+
+    def __init__(self, grammar: CompiledGrammar, inner: Any, opening: bytes) -> None:
+        super().__init__(grammar, inner)
+        self._opening = opening
+        self._tail = b""
+        self._free = True
+        self._lost = False
+
+    def accept(self, token: int) -> None:
+        if self._free and not self._follows(token):
+            return
+        super().accept(token)
+
+    def fill(self, mask: Mask) -> bool:
+        return not (self._free and not self._begun) and super().fill(mask)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the text ends with the beginning of an opening."""
+        tail, opening = self._tail, self._opening
+        return any(tail.endswith(opening[:size]) for size in range(1, len(opening)))
+
+    def _follows(self, token: int) -> bool:
+        """Take a free token in. False if the grammar is not to know of it.
+
+        It knows no control tokens, and once there were bytes that are no UTF-8 it knows nothing.
+        """
+        tokenizer = self._grammar.tokenizer
+        if self._lost or tokenizer.is_control(token):
+            return False
+        if not self._inner.validate_tokens([token]):
+            self._lost, self._tail = True, b""
+            return False
+        text = self._tail + tokenizer.token_bytes(token)
+        self._free = self._opening not in text
+        self._tail = text[-len(self._opening) :]
+        return True

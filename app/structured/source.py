@@ -16,6 +16,10 @@ Kind: TypeAlias = Literal["json", "regex", "choice", "grammar", "tools"]
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 """The schema of `json_object`."""
 
+WHITESPACE: Final = r" |\n {0,20}"
+"""What may stand between two tokens of JSON: a space, or a line break and an indent. No more, or a
+weak model writes blanks until its answer is cut."""
+
 OPTIONS: Final = "x-guidance"
 """The member of a schema in which llguidance would take options."""
 
@@ -25,17 +29,21 @@ class Source:
     """A grammar that is not compiled yet.
 
     text: a JSON schema, a regular expression, a list of texts as JSON, or a grammar in Lark's or
-    GBNF's notation. param: the field of the request that it came in.
+    GBNF's notation. param: the field of the request that it came in. opening: up to this text an
+    answer is free; the grammar has it behind any text.
     """
 
     kind: Kind
     text: str
     param: str
+    opening: str = ""
 
     @property
     def key(self) -> bytes:
         """The same for two sources of the same grammar."""
-        return hashlib.sha256(f"{self.kind}\n{self.text}".encode("utf-8", "replace")).digest()
+        return hashlib.sha256(
+            f"{self.kind}\n{self.opening}\n{self.text}".encode("utf-8", "replace")
+        ).digest()
 
     def refused(self, reason: str) -> ApiError:
         """400: nothing can be held to this."""

@@ -14,7 +14,7 @@ def source_of(request: Generate) -> Source | None:
 
     Raises ApiError (400) for two of them, and for controls that could leave no token to choose.
     """
-    sources = list(_sources(request))
+    sources = [*_of_the_format(request), *_of_vllm(request)]
     if not sources:
         return None
     first, *others = sources
@@ -36,10 +36,19 @@ def check_controls(request: Generate, param: str) -> None:
             raise invalid(f"{name} cannot be combined with {param}.", name)
 
 
-def _sources(request: Generate) -> Iterator[Source]:
-    """Every grammar that is asked for, where OpenAI has a field for it and where vLLM has one."""
+def others_than_format(request: Generate) -> str:
+    """The field of another grammar than that of the answer's format; empty if there is none."""
+    return next((source.param for source in _of_vllm(request)), "")
+
+
+def _of_the_format(request: Generate) -> Iterator[Source]:
+    """The grammar that is asked for where OpenAI has a field for it."""
     if request.answer_schema is not None:
         yield json_source(*request.answer_schema)
+
+
+def _of_vllm(request: Generate) -> Iterator[Source]:
+    """Grammars that are asked for where vLLM has fields for them."""
     for name, member in (request.structured_outputs or {}).items():
         yield _source(name, member, "structured_outputs")
     for name in ("json", "regex", "choice", "grammar"):

@@ -21,7 +21,10 @@ class TemplateError(ValueError):
 
 
 class ChatTemplate:
-    """A chat template, compiled once; rendering is thread-safe."""
+    """A chat template, compiled once; rendering is thread-safe.
+
+    calls_tools: whether it knows `tools`, and calls between the tags that are read here.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class ChatTemplate:
                 f"the model's chat template, line {error.lineno}: {error.message}"
             ) from error
         self._shield = Shield(control, source)
+        self.calls_tools = "tools" in source and "<tool_call>" in source
         self._fixed = {"bos_token": bos_token, "eos_token": eos_token}
         self._max_chars = max_chars
 

@@ -75,8 +75,10 @@ def turn(**message):
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "invalid_value"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice", "unsupported_value"),
+        ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice", "unsupported_value"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "missing_required_parameter"),
         ({"response_format": {"type": "xml"}}, "response_format", "unsupported_value"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
         ({"response_format": "text"}, "response_format", "invalid_value"),
@@ -191,8 +193,8 @@ def test_null_is_legal_for_every_optional_field():
 def test_defaults_spelled_out_are_accepted():
     request = chat(
         n=1, presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1.0, tool_choice="auto",
-        response_format={"type": "text"}, tools=[{"type": "function"}], stop=[], top_k=-1,
-        user="u",
+        response_format={"type": "text"}, stop=[], top_k=-1, user="u",
+        tools=[{"type": "function", "function": {"name": "f"}}],
     )  # fmt: skip
     assert request.stop == []
     assert completion(best_of=1, echo=False, suffix="").alternatives is None

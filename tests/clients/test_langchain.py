@@ -1,8 +1,9 @@
 """langchain-openai's ChatOpenAI: at once, streamed, in batches, over both of its endpoints."""
 
 import openai
+import pydantic
 import pytest
-from support.serving import MODEL
+from support.serving import MODEL, saying, serving
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,3 +74,66 @@ async def test_a_prompt_that_is_too_long_is_told_apart(chat):
 
     with pytest.raises(ContextOverflowError):
         await chat().ainvoke("x" * 5000)
+
+
+@pytest.fixture
+async def schooled():
+    """Answers with a person, or calls a tool if it is offered one."""
+
+    def script(row):
+        prompt = bytes(token for token in row.tokens[: row.prompt_length] if token < 256)
+        person = '{"name": "Zoë", "age": 12}'
+        call = f'<tool_call>\n{{"name": "Person", "arguments": {person}}}\n</tool_call>'
+        return saying(call if b"<tools>" in prompt else person)(row)
+
+    async with serving(script=script, model_len=4096, blocks=512) as house:
+        yield house
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+async def test_it_has_structured_output(schooled, method):
+    langchain = pytest.importorskip("langchain_openai", reason="install the extra `clients`")
+
+    class Person(pydantic.BaseModel):
+        """Somebody."""
+
+        name: str
+        age: int
+
+    async with openai.DefaultAsyncHttpxClient() as connections:
+        chat = langchain.ChatOpenAI(
+            model=MODEL,
+            max_retries=0,
+            base_url=f"{schooled.url}/v1",
+            api_key="none",
+            http_async_client=connections,
+        )
+        person = await chat.with_structured_output(Person, method=method).ainvoke("Who?")
+    assert person == Person(name="Zoë", age=12)
+
+
+async def test_it_calls_tools(schooled):
+    langchain = pytest.importorskip("langchain_openai", reason="install the extra `clients`")
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "Person",
+            "parameters": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+                "required": ["name", "age"],
+            },
+        },
+    }
+    async with openai.DefaultAsyncHttpxClient() as connections:
+        chat = langchain.ChatOpenAI(
+            model=MODEL,
+            max_retries=0,
+            base_url=f"{schooled.url}/v1",
+            api_key="none",
+            http_async_client=connections,
+        ).bind_tools([tool])
+        pieces = [piece async for piece in chat.astream("Who?")]
+        whole = sum(pieces[1:], pieces[0])
+        (call,) = whole.tool_calls
+    assert (call["name"], call["args"]) == ("Person", {"name": "Zoë", "age": 12})

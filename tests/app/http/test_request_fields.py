@@ -308,7 +308,7 @@ async def test_fields_that_change_nothing_are_accepted_when_fields_are_checked()
             "metadata": {"a": "b"},
             "session_id": "s",
             "store": False,
-            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tools": [],
             "tool_choice": "auto",
             "parallel_tool_calls": True,
             "response_format": {"type": "text"},

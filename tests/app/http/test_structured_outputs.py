@@ -1,9 +1,13 @@
 """Answers that are held to a schema, a regular expression, a choice or a grammar."""
 
+import asyncio
 import json
 
+import openai
+import pydantic
 import pytest
-from support.serving import CHAT, COMPLETIONS, HELLO, chunks, saying, serving
+from openai import AsyncOpenAI
+from support.serving import CHAT, COMPLETIONS, HELLO, MODEL, chunks, saying, serving
 
 PERSON = {
     "type": "object",
@@ -243,3 +247,76 @@ async def test_deep_schemas_are_refused(house, levels):
     if levels < 500:  # else the body itself is refused
         assert reply.json()["error"]["param"] == "response_format"
     await house.probe()
+
+
+# ── openai-python ─────────────────────────────────────────────────────────────────────────────
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture
+async def client(house):
+    async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_parse(client):
+    reply = await client.chat.completions.parse(
+        model=MODEL, messages=HELLO, response_format=Person, max_tokens=100
+    )
+    assert reply.choices[0].message.parsed == Person(name="Zoë", age=12)
+    reply = await client.responses.parse(model=MODEL, input="x", text_format=Person)
+    assert reply.output_parsed == Person(name="Zoë", age=12)
+
+
+async def test_parse_streamed(client):
+    async with client.chat.completions.stream(
+        model=MODEL, messages=HELLO, response_format=Person, max_tokens=100
+    ) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.parsed == Person(name="Zoë", age=12)
+
+
+async def test_parse_tells_an_answer_that_was_cut(client):
+    with pytest.raises(openai.LengthFinishReasonError):
+        await client.chat.completions.parse(
+            model=MODEL, messages=HELLO, response_format=Person, max_tokens=5
+        )
+
+
+# ── hostile ones beside somebody else ─────────────────────────────────────────────────────────
+
+AMBIGUOUS = 'start: s\ns: s s s | s s | "a" | "b"'
+DOUBLING = "start: A0\n" + "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(22)) + 'A22: "x"'
+HOSTILE = [
+    {"guided_regex": "(a|aa)+b{1,20000}"},
+    {"guided_regex": "(.*[ab].{50}){10}x"},
+    {"guided_regex": "a?" * 4000},
+    {"guided_json": {"type": "string", "pattern": "^+x"}},
+    {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+    {"guided_grammar": AMBIGUOUS},
+    {"guided_grammar": DOUBLING},
+    {"guided_grammar": "start: start"},
+]
+
+
+async def test_hostile_grammars_are_answered_and_hurt_nobody(house):
+    async def hostile(fields):
+        body = {"messages": HELLO, "max_tokens": 60, "temperature": 1, **fields}
+        return await asyncio.wait_for(house.post(CHAT, body), 60)
+
+    neighbour = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
+    alone = (await house.post(COMPLETIONS, neighbour)).json()["choices"][0]["text"]
+    beside, *replies = await asyncio.gather(
+        house.post(COMPLETIONS, neighbour), *map(hostile, HOSTILE)
+    )
+    assert beside.json()["choices"][0]["text"] == alone
+    for reply in replies:
+        assert reply.status_code in (200, 400), reply.text
+        if reply.status_code == 400:
+            assert reply.json()["error"]["code"] in ("invalid_grammar", "grammar_failed")
+    await house.probe()
+    await house.idle()

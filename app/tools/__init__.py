@@ -1,0 +1,1 @@
+"""Calls of tools: how they are offered to a model, demanded of it, and read from what it says."""

@@ -1,0 +1,233 @@
+"""Matchers over a real vocabulary of bytes: masks, ends, faults, and text that is free."""
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from app.config.schema import StructuredConfig
+from app.errors import ApiError
+from app.structured import matching
+from app.structured.bounds import Unfit, check_schema
+from app.structured.grammars import Grammars
+from app.structured.source import Source, choice_source, json_source
+from app.text.tokenizer import ByteTokenizer
+from engine.grammar import allows
+
+EOS = 257
+
+
+@pytest.fixture
+def grammars():
+    made = Grammars(StructuredConfig(), ByteTokenizer())
+    yield made
+    made.close()
+
+
+def regex(text):
+    return Source("regex", text, "p")
+
+
+async def start(grammars, source):
+    grammar = await grammars.get(source)
+    return grammar, grammar.matcher()
+
+
+def allowed(grammar, matcher):
+    (mask,) = grammar.prepare([matcher])()
+    if mask is None:
+        return None
+    return {token for token in range(300) if allows(mask, token)}
+
+
+async def test_masks_follow_what_was_accepted(grammars):
+    grammar, matcher = await start(grammars, regex("ab?c"))
+    assert allowed(grammar, matcher) == {ord("a")}
+    matcher.accept(ord("a"))
+    assert allowed(grammar, matcher) == {ord("b"), ord("c")}
+    assert not matcher.over
+    matcher.accept(ord("c"))
+    assert matcher.over
+    assert not matcher.fault
+
+
+async def test_what_may_go_on_may_also_end(grammars):
+    grammar, matcher = await start(grammars, regex("a+"))
+    matcher.accept(ord("a"))
+    assert allowed(grammar, matcher) == {ord("a"), EOS}
+    assert not matcher.over
+    matcher.accept(EOS)
+    assert matcher.over
+
+
+async def test_matchers_of_different_grammars_are_masked_together(grammars):
+    grammar, first = await start(grammars, regex("a"))
+    _, second = await start(grammars, regex("b"))
+    masks = grammar.prepare([second, first, grammar.matcher()])()
+    assert [np.flatnonzero(mask).tolist() for mask in masks] == [[3], [3], [3]]
+    assert allows(masks[0], ord("b"))
+    assert allows(masks[1], ord("a"))
+
+
+async def test_a_token_that_is_not_allowed_is_a_fault_and_the_grammar_is_made_anew(grammars):
+    source = regex("abc")
+    grammar, matcher = await start(grammars, source)
+    assert await grammars.get(source) is grammar
+    matcher.accept(ord("x"))
+    assert matcher.fault == matching.NOT_ALLOWED
+    assert allowed(grammar, matcher) is None
+    matcher.accept(ord("a"))
+    assert await grammars.get(source) is not grammar
+
+
+async def test_a_grammar_that_becomes_too_complex_is_a_fault(grammars):
+    source = Source("grammar", 'start: s\ns: s s s | s s | "a" | "b"', "p")
+    grammar, matcher = await start(grammars, source)
+    for _ in range(200):
+        if matcher.fault:
+            break
+        began = time.thread_time()
+        allowed(grammar, matcher)
+        matcher.accept(ord("a"))
+        assert time.thread_time() - began < 1
+    assert matcher.fault == matching.TOO_COMPLEX
+
+
+async def test_a_grammar_that_is_slow_again_and_again_is_a_fault(grammars, monkeypatch):
+    monkeypatch.setattr(matching, "SLOW_S", -1.0)
+    grammar, matcher = await start(grammars, regex("a*"))
+    for _ in range(matching.MOST_SLOW):
+        matcher.accept(ord("a"))
+        assert not matcher.fault
+    assert allowed(grammar, matcher) is None
+    assert matcher.fault == matching.TOO_COMPLEX
+
+
+def calling(text):
+    grammar = "start: opening /[0-9]/ | other\nopening[lazy]: /(.|\\n)*<go>/\nother: /(.|\\n)*/"
+    return Source("tools", grammar, "p", text)
+
+
+async def test_text_is_free_until_its_opening_comes(grammars):
+    grammar, matcher = await start(grammars, calling("<go>"))
+    for byte in b"say <b> or\n":
+        assert allowed(grammar, matcher) is None or byte == ord("b")
+        matcher.accept(byte)
+    for byte in b"<go>":
+        matcher.accept(byte)
+    assert allowed(grammar, matcher) == set(b"0123456789")
+    matcher.accept(ord("7"))
+    assert matcher.over
+
+
+async def test_what_might_be_an_opening_is_held_to_the_grammar(grammars):
+    grammar, matcher = await start(grammars, calling("<go>"))
+    matcher.accept(ord("<"))
+    assert ord("g") in allowed(grammar, matcher)
+    assert ord("x") in allowed(grammar, matcher)
+    assert 0xFF not in allowed(grammar, matcher)
+
+
+@pytest.mark.parametrize("strange", [0xFF, 256])
+async def test_free_text_may_hold_anything(grammars, strange):
+    _, matcher = await start(grammars, calling("<go>"))
+    for token in (ord("a"), strange, *b" <go", EOS):
+        matcher.accept(token)
+    assert not matcher.fault
+    assert not matcher.over
+
+
+# ── compiling ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_grammar_is_compiled_once_for_all_who_want_it(grammars):
+    wanted = [grammars.get(choice_source(["a", "b"], f"p{i}")) for i in range(5)]
+    made = await asyncio.gather(*wanted)
+    assert all(grammar is made[0] for grammar in made)
+
+
+async def test_what_cannot_be_followed_is_remembered_and_told_to_each_by_its_own_field(grammars):
+    for param in ("a", "b"):
+        with pytest.raises(ApiError) as caught:
+            await grammars.get(json_source({"not": {}}, param))
+        assert (caught.value.status, caught.value.param) == (400, param)
+    assert len(grammars._known) == 1
+
+
+async def test_the_least_recently_used_make_way():
+    grammars = Grammars(StructuredConfig(cache_entries=2), ByteTokenizer())
+    a, b, c = map(regex, "abc")
+    first = await grammars.get(a)
+    await grammars.get(b)
+    assert await grammars.get(a) is first
+    await grammars.get(c)
+    assert await grammars.get(a) is first
+    assert len(grammars._known) == 2
+    grammars.close()
+
+
+async def test_who_takes_too_long_is_told_so_and_the_next_one_has_it(monkeypatch):
+    go = threading.Event()
+    original = Grammars._compile
+    monkeypatch.setattr(Grammars, "_compile", lambda *a: (go.wait(60), original(*a))[1])
+    grammars = Grammars(StructuredConfig(timeout_s=0.01), ByteTokenizer())
+    with pytest.raises(ApiError, match="takes longer"):
+        await grammars.get(regex("a"))
+    go.set()
+    grammars._config = StructuredConfig()
+    assert await grammars.get(regex("a"))
+    grammars.close()
+
+
+async def test_a_text_that_is_too_long_is_refused_before_any_work():
+    grammars = Grammars(StructuredConfig(max_bytes=8), ByteTokenizer())
+    for text in ("aaaaaaaaa", "äöüäö"):
+        with pytest.raises(ApiError, match="8 bytes"):
+            await grammars.get(regex(text))
+    assert not grammars._known
+
+
+@pytest.mark.parametrize(
+    ("schema", "fine"),
+    [
+        ('{"multipleOf": 0.01}', True),
+        ('{"multipleOf": 1e-7}', True),
+        ('{"multipleOf": 10000}', True),
+        ('{"multipleOf": 10001}', False),
+        ('{"multipleOf": 1e300}', False),
+        ('{"allOf": [{"multipleOf": 97}, {"multipleOf": 89}, {"multipleOf": 83}]}', False),
+        ('{"multipleOf": -1, "x": {"multipleOf": true}, "y": {"multipleOf": "a"}}', True),
+        ('{"properties": {"x":' * 40 + "{}" + "}}" * 40, True),
+        ('{"properties": {"x":' * 50 + "{}" + "}}" * 50, False),
+        ('{"pattern": "' + "a" * 9000 + '"}', False),
+    ],
+)
+def test_schemas_that_would_take_too_long_are_refused(schema, fine):
+    if fine:
+        check_schema(schema)
+    else:
+        with pytest.raises(Unfit):
+            check_schema(schema)
+
+
+CHAINS = {
+    "references": lambda n: {"$ref": f"#/$defs/{n}"},
+    "objects": lambda n: {"properties": {"x": {"$ref": f"#/$defs/{n}"}}, "required": ["x"]},
+    "intersections": lambda n: {"allOf": [{"$ref": f"#/$defs/{n}"}], "minLength": 1},
+    "arrays": lambda n: {"items": {"$ref": f"#/$defs/{n}"}, "minItems": 1},
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+async def test_long_chains_of_references_do_not_end_the_process(chain):
+    link = CHAINS[chain]
+    grammars = Grammars(StructuredConfig(timeout_s=60.0, max_bytes=2**17), ByteTokenizer())
+    definitions = {str(n): link(n + 1) for n in range(1300)} | {"1300": {"type": "string"}}
+    source = json_source({"$defs": definitions, "$ref": "#/$defs/0"}, "p")
+    with suppress(ApiError):  # too large is an answer as well
+        grammar, matcher = await start(grammars, source)
+        assert allowed(grammar, matcher)
+    grammars.close()
