@@ -37,6 +37,7 @@ from engine.controls import (
     TokenLogprobs,
 )
 from engine.errors import RowFault
+from engine.grammar import allows
 
 SCORED_AT_ONCE = 32
 """Prompt tokens whose log-probabilities over the vocabulary are in memory at once, in float64."""
@@ -74,7 +75,9 @@ def sample(
         tokens = torch.from_numpy(largest).to(torch.int64)
         best = torch.where(tokens < 0, torch.nan, logits[range(len(rows)), tokens])
     _fault(best.isfinite(), "the model computed NaN or infinite logits")
-    editing = [i for i, row in enumerate(rows) if _edits(row)]
+    # The best of all tokens is the best of those that a mask allows, if it allows it.
+    known = tokens.tolist()
+    editing = [i for i, row in enumerate(rows) if _edits(row) and not _best_allowed(row, known[i])]
     edited = logits[editing]  # copies of these rows alone
     if editing:
         _edit(edited, [rows[i] for i in editing])
@@ -144,10 +147,12 @@ def _edit(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _edits(row: SampleRow) -> bool:
-    controls = row.controls
+    return row.mask is not None or _adjusts(row.controls)
+
+
+def _adjusts(controls: RowControls) -> bool:
     return bool(
         controls.logit_bias
-        or row.mask is not None
         or controls.allowed_ids is not None
         or controls.bad_words
         or controls.min_tokens
@@ -155,6 +160,13 @@ def _edits(row: SampleRow) -> bool:
         or controls.frequency_penalty != 0
         or controls.presence_penalty != 0
     )
+
+
+def _best_allowed(row: SampleRow, best: int) -> bool:
+    """Whether a greedy row that nothing but a mask edits takes the best of all tokens."""
+    if row.mask is None or not _is_greedy(row.controls) or _adjusts(row.controls):
+        return False
+    return allows(row.mask, best)
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
@@ -165,8 +177,11 @@ def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
         if row.mask is not None or row.controls.allowed_ids is not None
     ]
     if limited:
-        allowed = _allowed([rows[i] for i in limited], logits.shape[1])
-        logits[limited] = logits[limited].masked_fill_(torch.from_numpy(~allowed), -torch.inf)
+        forbidden = torch.from_numpy(~_allowed([rows[i] for i in limited], logits.shape[1]))
+        if len(limited) == len(rows):
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            logits[limited] = logits[limited].masked_fill_(forbidden, -torch.inf)
 
 
 def _allowed(rows: Sequence[SampleRow], vocab: int) -> npt.NDArray[np.bool_]:
