@@ -17,6 +17,7 @@ from engine.batch import BLOCK
 from engine.capacity import KV_DTYPES
 from engine.models.config import ModelConfig
 from engine.native import library as native
+from engine.native.memory import empty
 
 
 class NativeKVCache(BlockStore):
@@ -31,12 +32,12 @@ class NativeKVCache(BlockStore):
             # Not filled: memory that no token has reached yet stays with the operating system.
             shape = config.layers, count, config.kv_heads
             pools = (
-                torch.empty(*shape, config.head_dim, BLOCK, dtype=dtype),
-                torch.empty(*shape, BLOCK, config.head_dim, dtype=dtype),
+                empty(*shape, config.head_dim, BLOCK, dtype=dtype),
+                empty(*shape, BLOCK, config.head_dim, dtype=dtype),
             )
             if dtype is not torch.int8:
                 return pools
-            return (*pools, torch.empty(*shape, BLOCK), torch.empty(*shape, BLOCK))
+            return (*pools, empty(*shape, BLOCK), empty(*shape, BLOCK))
 
         block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
         super().__init__(room, blocks, host_blocks, block_bytes)

@@ -17,6 +17,7 @@ from engine.models.products import QuantisedEmbedding, QuantisedMatrix
 from engine.models.rope import RopeTable
 from engine.models.weights import LayerWeights, Weights
 from engine.native import library as native
+from engine.native.memory import Arena
 
 MOST_GROUP = 16
 """Query heads that may share a KV head."""
@@ -57,6 +58,7 @@ class NativeModel:
             raise ConfigurationError(f"the instruction set {isa} cannot be used here")
         self._vocab = config.vocab
         self._kept: list[Tensor] = []
+        self._arena = Arena()
         self._layers = (native.Layer * config.layers)()
         for index, layer in enumerate(weights.layers):
             self._layers[index] = self._layer(layer, config, config.layer_windows[index])
@@ -149,6 +151,7 @@ class NativeModel:
             self._library.octavo_engine_free(self._engine)
             self._engine = None
             self._kept.clear()
+            self._arena = Arena()
 
     def _layer(self, layer: LayerWeights, config: ModelConfig, window: int | None) -> native.Layer:
         qkv, out = _quantised(layer.qkv), _quantised(layer.attn_out)
@@ -168,7 +171,7 @@ class NativeModel:
         )
 
     def _matrix(self, matrix: QuantisedMatrix, bias: Tensor | None = None) -> native.Matrix:
-        packed = native.pack(matrix.numbers)
+        packed = self._arena.keep(native.pack(matrix.numbers))
         outputs = packed.shape[0] * native.LANES
         self._kept.append(packed)
         return native.Matrix(
