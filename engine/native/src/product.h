@@ -9,6 +9,7 @@
 #pragma once
 #include "abi.h"
 #include "tiles.h"
+#include <algorithm>
 #include "vector.h"
 
 #if defined(__AVX2__)
@@ -35,10 +36,27 @@ static inline void accumulate(__m512i& sum, __m512i w, __m512i x) {
 }
 #endif
 
+// What a tile asks memory for while it computes, a part a tile: the panels after its own. Hardware
+// does not look that far, and a step reads each weight once.
+struct Ahead {
+  const uint8_t* from;
+  int64_t step = 0;  // bytes for each four inputs
+  int64_t fours;
+
+  Ahead(const OctavoMatrix& m, int panel, int panels, int tiles) : fours(m.inputs / 4) {
+    const int64_t bytes = (int64_t)panels * m.inputs * LANES, steps = tiles * fours;
+    from = m.weights + (int64_t)panel * m.inputs * LANES;
+    if (steps == 0 || panel + 2 * panels > m.outputs / LANES) return;
+    from += bytes;
+    step = std::min<int64_t>(64, (bytes + steps - 1) / steps);
+  }
+  void next() { from += fours * step; }
+};
+
 // acc[r][v] = sum over inputs of panel v's weights (plus 128) with row r. fours: inputs / 4.
 template <int R, int V>
 static inline void dot_tile(const uint8_t* weights, int64_t panel, const int8_t* x, int64_t stride,
-                            int fours, i32x16 (&acc)[R][V]) {
+                            int fours, const Ahead& ahead, i32x16 (&acc)[R][V]) {
 #if defined(__AVX512VNNI__)
   __m512i sums[R][V] = {};
   for (int k = 0; k < fours; ++k) {
@@ -47,6 +65,7 @@ static inline void dot_tile(const uint8_t* weights, int64_t panel, const int8_t*
       w[v] = _mm512_loadu_si512(weights + v * panel + k * 64);
       if (R == 1) _mm_prefetch((const char*)(weights + v * panel + k * 64 + 1024), _MM_HINT_T0);
     }
+    if (R > 3) _mm_prefetch((const char*)(ahead.from + k * ahead.step), _MM_HINT_T1);
     OCTAVO_UNROLL for (int r = 0; r < R; ++r) {
       __m512i four = _mm512_set1_epi32(load<int32_t>(x + r * stride + 4 * k));
       OCTAVO_UNROLL for (int v = 0; v < V; ++v) accumulate(sums[r][v], w[v], four);
@@ -55,6 +74,7 @@ static inline void dot_tile(const uint8_t* weights, int64_t panel, const int8_t*
   OCTAVO_UNROLL for (int r = 0; r < R; ++r)
     OCTAVO_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = (i32x16)sums[r][v];
 #elif defined(__AVX2__)
+  (void)ahead;
   // 16-bit products: vpmaddubsw would saturate.
   OCTAVO_UNROLL for (int v = 0; v < V; ++v) {
     __m256i sums[R][4] = {};  // each: four outputs, two partial sums an output
@@ -77,6 +97,7 @@ static inline void dot_tile(const uint8_t* weights, int64_t panel, const int8_t*
     }
   }
 #else
+  (void)ahead;
   OCTAVO_UNROLL for (int v = 0; v < V; ++v)
     OCTAVO_UNROLL for (int r = 0; r < R; ++r) {
       int32_t lanes[16] = {};
@@ -92,12 +113,12 @@ static inline void dot_tile(const uint8_t* weights, int64_t panel, const int8_t*
 // R rows times `panels` panels in vector registers, as many panels at once as fit there.
 template <int R, class Take>
 static inline void register_rows(const OctavoMatrix& m, const Quantised& x, int row, int panel,
-                                 int panels, const Take& take) {
+                                 int panels, const Ahead& ahead, const Take& take) {
   const int64_t panel_bytes = (int64_t)m.inputs * LANES;
   const auto tile = [&](auto& acc) {
     constexpr int V = sizeof acc[0] / sizeof acc[0][0];
     dot_tile<R, V>(m.weights + panel * panel_bytes, panel_bytes, x.values + row * x.stride,
-                   x.stride, m.inputs / 4, acc);
+                   x.stride, m.inputs / 4, ahead, acc);
     OCTAVO_UNROLL for (int r = 0; r < R; ++r) take(row + r, panel, acc[r]);
     panel += V;
     panels -= V;
@@ -131,14 +152,17 @@ static inline void sums(const OctavoMatrix& m, const Quantised& x, int first, in
   if (m.inputs % TILE_BYTES == 0 && last - first >= LEAST_TILE_ROWS)
     return tile_sums(m, x, first, last, panel, panels, take);
 #endif
-  for (; row + TILE_ROWS <= last; row += TILE_ROWS)
-    register_rows<TILE_ROWS>(m, x, row, panel, panels, take);
+  Ahead ahead(m, panel, panels, (last - first) / TILE_ROWS);
+  for (; row + TILE_ROWS <= last; row += TILE_ROWS) {
+    register_rows<TILE_ROWS>(m, x, row, panel, panels, ahead, take);
+    ahead.next();
+  }
   switch (last - row) {
-    case 5: if constexpr (TILE_ROWS > 5) register_rows<5>(m, x, row, panel, panels, take); break;
-    case 4: if constexpr (TILE_ROWS > 4) register_rows<4>(m, x, row, panel, panels, take); break;
-    case 3: if constexpr (TILE_ROWS > 3) register_rows<3>(m, x, row, panel, panels, take); break;
-    case 2: if constexpr (TILE_ROWS > 2) register_rows<2>(m, x, row, panel, panels, take); break;
-    case 1: register_rows<1>(m, x, row, panel, panels, take); break;
+    case 5: if constexpr (TILE_ROWS > 5) register_rows<5>(m, x, row, panel, panels, ahead, take); break;
+    case 4: if constexpr (TILE_ROWS > 4) register_rows<4>(m, x, row, panel, panels, ahead, take); break;
+    case 3: if constexpr (TILE_ROWS > 3) register_rows<3>(m, x, row, panel, panels, ahead, take); break;
+    case 2: if constexpr (TILE_ROWS > 2) register_rows<2>(m, x, row, panel, panels, ahead, take); break;
+    case 1: register_rows<1>(m, x, row, panel, panels, ahead, take); break;
     default: break;
   }
 }
