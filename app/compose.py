@@ -305,6 +305,7 @@ def _engine(
 ) -> Engine:
     limits = Limits(
         step_tokens=config.engine.max_step_tokens,
+        prompt_step_tokens=config.engine.prompt_step_tokens,
         rows=config.engine.max_rows,
         model_len=max_model_len,
         classes=class_limits(config),

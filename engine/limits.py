@@ -25,12 +25,22 @@ NO_LIMITS = ClassLimits()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Tokens and rows of a step, tokens of a request (prompt and output), and classes by name."""
+    """Tokens and rows of a step, tokens of a request (prompt and output), and classes by name.
+
+    prompt_step_tokens: tokens of a step in which nobody decodes; None: no more than of others.
+    """
 
     step_tokens: int
     rows: int
     model_len: int
     classes: Mapping[str, ClassLimits] = field(default_factory=dict)
+    prompt_step_tokens: int | None = None
+
+    def budget(self, decodes: int) -> int:
+        """Tokens of a step beside so many running decodes: more where none would be held up."""
+        if decodes or self.prompt_step_tokens is None:
+            return self.step_tokens
+        return max(self.step_tokens, self.prompt_step_tokens)
 
     def of(self, slo_class: str) -> ClassLimits:
         """The limits of a class; a class nobody named has none."""

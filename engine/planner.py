@@ -56,7 +56,7 @@ class Planner:
 
         busy: another step is in flight, so that an empty one would not be time lost.
         """
-        plan = Plan(number, now, self.limits.step_tokens)
+        plan = Plan(number, now, self.limits.budget(len(self.roster.decoding)))
         self.hold_until = math.inf
         if not self.roster.requests:
             return plan
@@ -96,8 +96,9 @@ class Planner:
     def _plan_anything(self, plan: Plan, share: Share, step: StepProxy) -> None:
         """Whatever the policy wants, as `share`: no empty step while somebody could run."""
         everybody = Owed(len(self.roster.decoding), 0)
-        self._grant_decodes(plan, self._everything, everybody, step)
-        self._grant_prompts(plan, self._everything, Owed(0, plan.budget), step)
+        anything = Share(plan.budget, plan.budget, plan.budget)
+        self._grant_decodes(plan, anything, everybody, step)
+        self._grant_prompts(plan, anything, Owed(0, plan.budget), step)
         if plan.tokens:
             self.guard.save("idle", "share", share)
 

@@ -59,7 +59,7 @@ class StepProxy(ReadOnly):
 
     @property
     def budget(self) -> int:
-        return self._roster.limits.step_tokens
+        return self._roster.limits.budget(len(self._roster.decoding))
 
     @property
     def row_limit(self) -> int:

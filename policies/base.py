@@ -126,7 +126,7 @@ class StepView(Protocol):
     def index(self) -> int: ...
     @property
     def budget(self) -> int:
-        """Tokens that one step may compute."""
+        """Tokens that this step may compute; more, perhaps, where nobody decodes."""
         ...
 
     @property

@@ -259,6 +259,10 @@ class EngineConfig(Section):
     max_step_tokens: Positive = Field(
         default=128, description="token budget of a step; 128 take two cores less than 60 ms"
     )
+    prompt_step_tokens: Positive | None = Field(
+        default=256,
+        description="the same where nobody is being answered; null, or less: no other budget",
+    )
     max_rows: Positive = Field(default=64, description="most sequences computed in one step")
     allocation: Literal["paged", "reserve"] = Field(
         default="paged",

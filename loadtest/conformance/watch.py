@@ -60,13 +60,13 @@ class StepWatch:
 
     def _hold_against(self, batch: Batch) -> None:
         limits = self._scheduler.limits
-        assert batch.tokens <= limits.step_tokens, "E2: tokens"
         assert len(batch.rows) <= limits.rows, "E2: rows"
         rows = {(row.request, row.index): row for row in batch.rows}
         assert len(rows) == len(batch.rows), "E2: two rows of a sequence"
         dry = self._scheduler.pool.free == 0
         self._hold_decodes(rows.keys(), dry=dry)
         decoded = self._decoded()
+        assert batch.tokens <= limits.budget(len(decoded)), "E2: tokens"
         granted = sum(row.count for key, row in rows.items() if key not in decoded)
         self._prompt_tokens.append((granted, dry or self._lacking < self._window))
         if len(self._prompt_tokens) == self._window and not any(x for _, x in self._prompt_tokens):

@@ -32,14 +32,16 @@ EVERY, WINDOW = 4, 16
 
 ARRIVALS = st.lists(st.integers(0, KINDS - 1).map(arrival_of), min_size=1, max_size=14)
 SETUPS = st.builds(
-    lambda blocks, budget, rows, host: {
+    lambda blocks, budget, prompts, rows, host: {
         "blocks": blocks,
         "budget": budget,
+        "prompt_budget": prompts,
         "rows": rows,
         "host_blocks": host,
     },
     st.integers(7, 24),
     st.integers(3, 40),
+    st.sampled_from([None, 30, 60]),
     st.integers(3, 8),
     st.sampled_from([0, 5, 40]),
 )

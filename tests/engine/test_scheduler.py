@@ -10,7 +10,7 @@ from engine.controls import RowControls
 from engine.inbox import Submission
 from engine.limits import ClassLimits
 from engine.outputs import FailureKind, Finish, FinishReason
-from policies.base import Demote, Hold, Policy, Reject, Share
+from policies.base import Demote, Hold, Policy, Reject, Share, StepView
 
 
 def rows_of(harness: Harness) -> list[list[tuple[int, int, int]]]:
@@ -77,6 +77,37 @@ def test_chunking_changes_no_token_and_counts_each_prompt_token_once(
         assert harness.tokens(request) == [request * 1000 + i % prompt for i in range(4)]
     assert harness.scheduler.counters.prompt_tokens == 2 * prompt
     assert all(batch.tokens <= budget for batch in harness.backend.batches)
+
+
+def test_prompts_get_a_larger_budget_where_nobody_decodes() -> None:
+    harness = Harness(budget=16, prompt_budget=24)
+    short = harness.submit(30, max_tokens=3)
+    harness.step()
+    long = harness.submit(60, max_tokens=1)
+    harness.run()
+    assert rows_of(harness) == [
+        [(short, 0, 24)],
+        [(short, 24, 6), (long, 0, 18)],
+        [(short, 30, 1), (long, 18, 15)],
+        [(short, 31, 1), (long, 33, 15)],
+        [(long, 48, 12)],
+    ]
+
+
+def test_a_policy_sees_the_budget_that_its_step_has() -> None:
+    seen = []
+
+    class Looking(Policy):
+        def share(self, step: StepView) -> Share:
+            seen.append((step.decoding, step.budget))
+            return super().share(step)
+
+    harness = Harness(policy=Looking, budget=16, prompt_budget=24)
+    harness.submit(30, max_tokens=3)
+    harness.step()
+    harness.submit(60, max_tokens=1)
+    harness.run()
+    assert seen == [(0, 24), (0, 24), (1, 16), (1, 16), (0, 24)]
 
 
 def test_no_output_comes_before_the_last_chunk() -> None:

@@ -53,6 +53,7 @@ class Harness:
         *,
         blocks: int = 64,
         budget: int = 64,
+        prompt_budget: int | None = None,
         rows: int = 16,
         model_len: int = 512,
         policy: Callable[..., Policy] = FCFS,
@@ -80,7 +81,7 @@ class Harness:
         self.scheduler = Scheduler(
             self.policy,
             self.pool,
-            Limits(budget, rows, model_len, classes or {}),
+            Limits(budget, rows, model_len, classes or {}, prompt_budget),
             guard=guard,
             log=self.log,
             prefix_cache=allocation.shares if prefix_cache is None else prefix_cache,
