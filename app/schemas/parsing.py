@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Any, TypeVar
 
 import orjson
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from app.errors import ApiError, invalid
+from app.schemas.parts import MOST_PARTS, too_many_parts
 
 log = logging.getLogger("octavo.schemas")
 
@@ -29,6 +31,8 @@ IGNORED = frozenset(
 """OpenAI's fields that change nothing here; accepted even when fields are checked strictly."""
 
 UNSUPPORTED = "unsupported_value"
+MAX_NAMES = 16
+"""Unknown fields that a log line names."""
 MAX_REASONS = 5
 """Fields that an error message names; a body may have any number of wrong ones."""
 
@@ -48,20 +52,20 @@ Model = TypeVar("Model", bound=WireModel)
 def parse(model: type[Model], body: bytes, *, strict_fields: bool) -> Model:
     """Read and check a JSON body.
 
-    Raises ApiError (400) for what is not JSON, not an object, or has a field of a wrong type or
-    out of range, and with `strict_fields` for fields that nobody reads.
+    Raises ApiError (400) for what is not JSON, not an object, has too many parts, or has a field of
+    a wrong type or out of range, and with `strict_fields` for fields that nobody reads.
     """
     document = _loads(body)
     try:
         request = model.model_validate(document)
     except ValidationError as error:
         raise _from_validation(error) from None
-    unknown = sorted((request.model_extra or {}).keys() - IGNORED)
+    unknown = nsmallest(MAX_NAMES, (request.model_extra or {}).keys() - IGNORED)
     if unknown and strict_fields:
         name = unknown[0]
         raise invalid(f"Unknown parameter: {name[:120]!r}.", name[:120], "unknown_parameter")
     if unknown:
-        log.debug("ignored fields: %s", [name[:120] for name in unknown[:16]])
+        log.debug("ignored fields: %s", [name[:120] for name in unknown])
     return request
 
 
@@ -76,6 +80,9 @@ def refused(message: str) -> PydanticCustomError:
 
 
 def _loads(body: bytes) -> dict[str, Any]:
+    if too_many_parts(body):
+        message = f"The body has more than {MOST_PARTS} objects, lists and keys."
+        raise invalid(message, code="invalid_json")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -47,11 +47,27 @@ def no_forced_tool(value: Any) -> Any:
     return value
 
 
+def _only_the_first_wrong(value: Any) -> Any:
+    """To list what is wrong with each of very many entries takes longer than to read them all."""
+    if not isinstance(value, dict):
+        return value
+    wrong = (key for key, bias in value.items() if not _is_bias(bias))
+    first = next(wrong, None)
+    return value if first is None else {first: value[first]}
+
+
+def _is_bias(value: Any) -> bool:
+    return type(value) in (int, float) and -MAX_BIAS <= value <= MAX_BIAS
+
+
 def _keyed_by_ids(value: dict[str, float]) -> dict[str, float]:
     if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in value):
         raise refused("the keys must be token ids")
     return value
 
+
+MAX_BIAS = 100
+"""OpenAI's bound on each value of `logit_bias`, either way."""
 
 MAX_N = 128
 """OpenAI's bound on `n`, here on `best_of` as well; the rows of a step bound them, too."""
@@ -75,7 +91,9 @@ ToolChoice: TypeAlias = Annotated[
     Any, AfterValidator(no_forced_tool), documented({"enum": ["none", "auto", None]})
 ]
 Bias: TypeAlias = Annotated[
-    dict[str, Annotated[float, number(-100, 100)]], AfterValidator(_keyed_by_ids)
+    dict[str, Annotated[float, number(-MAX_BIAS, MAX_BIAS)]],
+    BeforeValidator(_only_the_first_wrong),
+    AfterValidator(_keyed_by_ids),
 ]
 
 
