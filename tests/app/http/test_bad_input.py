@@ -330,7 +330,7 @@ async def test_no_model_is_the_served_one(house):
         assert (await completion(house, model=model)).json()["model"] == "bytes"
 
 
-@pytest.mark.parametrize("path", ["/", "/nope", "/v1/embeddings", "/v1/chat/completions/", "//v1"])
+@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/embeddings", "/v1/chat/completions/"])
 async def test_unknown_paths_are_404(house, path):
     assert error_of(await house.client.get(path), 404)["code"] == "not_found"
 
