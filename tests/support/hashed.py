@@ -18,17 +18,19 @@ from engine.controls import Sampled, SampleRow
 VOCAB = 64
 
 
-def logits_after(tokens: Sequence[int]) -> np.ndarray:
-    """The logits [VOCAB] that follow these tokens; close together, so that penalties matter."""
+def logits_after(tokens: Sequence[int], vocab: int = VOCAB) -> np.ndarray:
+    """The logits [vocab] that follow these tokens; close together, so that penalties matter."""
     seed = hash(tuple(tokens)) & 0xFFFF_FFFF
-    return np.random.default_rng(seed).normal(0, 1.5, VOCAB).astype(np.float32)
+    return np.random.default_rng(seed).normal(0, 1.5, vocab).astype(np.float32)
 
 
 class HashedBackend(ScriptedBackend):
     """A scripted backend that checks its block tables and leaves the choice to the real sampler."""
 
+    vocab = VOCAB
+
     def _sample(self, rows: Sequence[SampleRow]) -> Sampled:
         if not rows:
             return Sampled([], [])
-        logits = np.stack([logits_after(row.tokens[: row.position]) for row in rows])
+        logits = np.stack([logits_after(row.tokens[: row.position], self.vocab) for row in rows])
         return sample(torch.from_numpy(logits), rows)
