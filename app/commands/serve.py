@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
 import click
@@ -37,11 +38,12 @@ def serve(loaded: LoadedConfig) -> None:
     config = loaded.config
     configure_logs(config.log.level, config.log.format)
     listener = Listener(config.server)
-    with WaitingRoom(listener, config.server):
-        house = compose(config, Console(stderr=True))
-    service = house.service
-    rejected = partial(count_rejected, service.metrics)
-    uvicorn = uvicorn_config(house.application, config.server, rejected)
-    reload = Reload(loaded, service.policies, service.tenancy, house.bridge)
-    grace = config.server.shutdown_grace_s
-    DrainingServer(uvicorn, listener, house.bridge, grace, reload).serve_to_the_end()
+    with closing(listener.socket):  # also where the model cannot be loaded
+        with WaitingRoom(listener, config.server):
+            house = compose(config, Console(stderr=True))
+        service = house.service
+        rejected = partial(count_rejected, service.metrics)
+        uvicorn = uvicorn_config(house.application, config.server, rejected)
+        reload = Reload(loaded, service.policies, service.tenancy, house.bridge)
+        grace = config.server.shutdown_grace_s
+        DrainingServer(uvicorn, listener, house.bridge, grace, reload).serve_to_the_end()
