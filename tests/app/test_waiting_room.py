@@ -28,7 +28,7 @@ def listener():
     one.socket.close()
 
 
-def test_who_comes_while_the_model_is_loaded_is_told_to_come_again(listener) -> None:
+def test_b55_who_comes_while_the_model_is_loaded_is_told_to_come_again(listener) -> None:
     with WaitingRoom(listener, ANY_PORT), httpx2.Client(base_url=listener.url) as client:
         for method, path in [
             ("GET", "/health"),

@@ -64,7 +64,7 @@ async def odd_requests(house: House, numbers: Iterable[int]) -> None:
     await asyncio.gather(*(five(number) for number in numbers))
 
 
-async def test_a_thousand_odd_requests_make_no_series() -> None:
+async def test_b54_a_thousand_odd_requests_make_no_series() -> None:
     async with serving(config=CONFIG, script=saying("Hi")) as house:
         await odd_requests(house, range(4))
         await samples(house)  # /metrics itself has its series from now on

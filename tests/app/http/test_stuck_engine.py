@@ -39,7 +39,7 @@ async def statuses(house) -> list[int]:
     return [(await house.client.get(path)).status_code for path in PROBES]
 
 
-async def test_who_has_nothing_to_do_is_not_stuck():
+async def test_b55_who_has_nothing_to_do_is_not_stuck():
     steps = Steps()
     async with steps.serving() as house:
         steps.clock.advance(1000)
@@ -51,7 +51,7 @@ async def test_who_has_nothing_to_do_is_not_stuck():
         assert await statuses(house) == [200, 200, 200]
 
 
-async def test_a_long_prompt_is_many_steps_and_none_of_them_is_stuck():
+async def test_b55_a_long_prompt_is_many_steps_and_none_of_them_is_stuck():
     steps = Steps()
     async with steps.serving() as house:
         body = {"prompt": "x" * 250, "max_tokens": 1}
@@ -64,7 +64,7 @@ async def test_a_long_prompt_is_many_steps_and_none_of_them_is_stuck():
         assert (await asked).status_code == 200
 
 
-async def test_a_stuck_step_is_told_by_every_probe_and_to_newcomers_until_it_ends(caplog):
+async def test_b55_a_stuck_step_is_told_by_every_probe_and_to_newcomers_until_it_ends(caplog):
     steps = Steps()
     async with steps.serving() as house:
         asked = asyncio.create_task(house.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2}))
