@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model weights native serve check test test-all fuzz bench bench-peers clean
+.PHONY: help setup model weights native serve check test test-all fuzz bench bench-http bench-peers clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -43,6 +43,9 @@ fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S
 
 bench: $(VENV)/.runtime native ## how fast this machine serves (ARGS="--only model --json")
 	@$(BIN)/octavo bench $(ARGS)
+
+bench-http: $(VENV)/.runtime ## one-token frames a second to 256 clients (ARGS="--json")
+	@$(BIN)/octavo bench --only http $(ARGS)
 
 bench-peers: $(VENV)/.runtime weights ## OpenVINO GenAI, llama.cpp and vLLM beside Octavo (long)
 	@$(BIN)/octavo bench-peers $(ARGS)

@@ -13,24 +13,18 @@ import asyncio
 import multiprocessing
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-import uvicorn
-from rich.console import Console
-
-from app.compose import House, compose
+from app.compose import House
 from app.config import Config
-from app.draining_server import uvicorn_config
-from app.listener import Listener
-from app.logs import configure_logs
 from engine.controls import RowControls
 from engine.inbox import Submission
 from engine.outputs import Output, Stats
+from loadtest.bench_server import BenchServer, bench_server
 from loadtest.machine import Unmeasured
 from loadtest.streaming_clients import stream
 
@@ -38,9 +32,6 @@ CLIENTS: Final = 256
 PROMPT: Final = 16
 OUTPUT: Final = 96
 """Tokens of each request."""
-
-LOOK_S: Final = 0.2
-"""Seconds between two looks whether the processes are still there."""
 
 Prompts = list[list[int]]
 Tick = Callable[[], None]
@@ -64,11 +55,11 @@ def measure_clients(
 ) -> Steps:
     """Measure both; `tick` is called after each phase. Raises Unmeasured."""
     alone, beside = [], []
-    with _server(_with_room(config, clients)) as server:
+    with bench_server(_with_room(config, clients), _answering) as server:
         for number in range(rounds):
-            alone.append(server.alone(_prompts(2 * number, clients, server.vocab)))
+            alone.append(_alone(server, _prompts(2 * number, clients, server.vocab)))
             tick()
-            beside.append(server.beside(_prompts(2 * number + 1, clients, server.vocab)))
+            beside.append(_beside(server, _prompts(2 * number + 1, clients, server.vocab)))
             tick()
     return Steps(statistics.median(alone), statistics.median(beside))
 
@@ -95,116 +86,62 @@ def _with_room(config: Config, clients: int) -> Config:
 # ── from outside ──────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The server's process as the measuring one sees it."""
-
-    process: BaseProcess
-    pipe: Connection
-    port: int
-    model: str
-    vocab: int
-
-    def alone(self, prompts: Prompts) -> float:
-        """The median step with nobody listening. Raises Unmeasured."""
-        self.pipe.send(("alone", prompts))
-        return self._median(None)
-
-    def beside(self, prompts: Prompts) -> float:
-        """The median step while clients stream. Raises Unmeasured."""
-        self.pipe.send(("beside", prompts))
-        bodies = [self._body(prompt) for prompt in prompts]
-        arguments = "127.0.0.1", self.port, bodies
-        clients = multiprocessing.get_context("spawn").Process(target=stream, args=arguments)
-        clients.start()
-        try:
-            found = self._median(clients)
-            clients.join()
-        finally:
-            clients.kill()
-        return found
-
-    def _body(self, prompt: list[int]) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": OUTPUT,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-
-    def _median(self, clients: BaseProcess | None) -> float:
-        seconds: list[float] = _answer(self.pipe, self.process, clients)
-        if not seconds:
-            raise Unmeasured("no step had the rows of all clients")
-        return statistics.median(seconds)
+def _alone(server: BenchServer, prompts: Prompts) -> float:
+    """The median step with nobody listening. Raises Unmeasured."""
+    server.pipe.send(("alone", prompts))
+    return _median(server, None)
 
 
-@contextmanager
-def _server(config: Config) -> Iterator[Server]:
-    """A server that has started; it is ended with the `with`. Raises Unmeasured."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(config, there), daemon=True)
-    process.start()
-    there.close()
+def _beside(server: BenchServer, prompts: Prompts) -> float:
+    """The median step while clients stream. Raises Unmeasured."""
+    server.pipe.send(("beside", prompts))
+    bodies = [_body(server.model, prompt) for prompt in prompts]
+    arguments = "127.0.0.1", server.port, bodies
+    clients = multiprocessing.get_context("spawn").Process(target=stream, args=arguments)
+    clients.start()
     try:
-        port, vocab = _answer(here, process, None)
-        yield Server(process, here, port, config.model.served_name, vocab)
+        found = _median(server, clients)
+        clients.join()
     finally:
-        with suppress(OSError):
-            here.send(("end", []))
-        process.join(10)
-        process.kill()
+        clients.kill()
+    return found
 
 
-def _answer(pipe: Connection, server: BaseProcess, clients: BaseProcess | None) -> Any:
-    """What the server says. Raises Unmeasured if a process ends that should not."""
-    while not pipe.poll(LOOK_S):
-        if not server.is_alive():
-            raise Unmeasured("the server ended")
-        if clients is not None and clients.exitcode:
-            raise Unmeasured("the clients were refused")
-    try:
-        return pipe.recv()
-    except EOFError:
-        raise Unmeasured("the server ended") from None
+def _body(model: str, prompt: list[int]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": OUTPUT,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+
+def _median(server: BenchServer, clients: BaseProcess | None) -> float:
+    seconds: list[float] = server.answer(clients)
+    if not seconds:
+        raise Unmeasured("no step had the rows of all clients")
+    return statistics.median(seconds)
 
 
 # ── in the server's process ───────────────────────────────────────────────────────────────────
 
 
-def _serve(config: Config, pipe: Connection) -> None:
-    """Serve, and do what the pipe says until it says end."""
-    configure_logs("error", config.log.format)
-    house = compose(config, Console(stderr=True, quiet=True))
-    listener = Listener(config.server)
-    uvicorn_settings = uvicorn_config(house.application, config.server)
-    with asyncio.Runner(loop_factory=uvicorn_settings.get_loop_factory()) as runner:
-        runner.run(_answering(house, listener, uvicorn.Server(uvicorn_settings), pipe))
-
-
-async def _answering(
-    house: House, listener: Listener, server: uvicorn.Server, pipe: Connection
-) -> None:
-    serving = asyncio.ensure_future(server.serve(sockets=[listener.socket]))
+async def _answering(house: House, pipe: Connection) -> None:
+    """Do what the pipe says until it says end."""
     watch = StepWatch()
     house.bridge.add_observer(watch)
-    pipe.send((listener.socket.getsockname()[1], house.service.tokenizer.vocab_size))
-    with suppress(EOFError, BrokenPipeError):  # who measures has gone
-        while True:
-            phase, prompts = await asyncio.to_thread(pipe.recv)
-            if phase == "end":
-                break
-            watch.expect(len(prompts))
-            if phase == "alone":
-                for prompt in prompts:
-                    house.bridge.post(_submission(house, prompt))
-            await watch.done.wait()
-            pipe.send(watch.seconds)
-    server.should_exit = True
-    await serving
+    while True:
+        phase, prompts = await asyncio.to_thread(pipe.recv)
+        if phase == "end":
+            return
+        watch.expect(len(prompts))
+        if phase == "alone":
+            for prompt in prompts:
+                house.bridge.post(_submission(house, prompt))
+        await watch.done.wait()
+        pipe.send(watch.seconds)
 
 
 def _submission(house: House, prompt: Sequence[int]) -> Submission:

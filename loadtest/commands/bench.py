@@ -22,6 +22,8 @@ from loadtest import (
     accuracy_table,
     allocation_bench,
     bench_tables,
+    http_bench,
+    http_tables,
     queue_bench,
     speculation_bench,
 )
@@ -38,6 +40,7 @@ from loadtest.cache_bench import (
 )
 from loadtest.clients_bench import CLIENTS, measure_clients
 from loadtest.host_bench import Repeats, measure_host, probes_of
+from loadtest.http_bench import measure_http
 from loadtest.machine import Unmeasured, cpu, versions
 from loadtest.model_bench import TICKS, measure_model
 from loadtest.queue_bench import SHAPES, built_in, measure_queues
@@ -53,7 +56,7 @@ MODEL_ROUNDS: Final = 3
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["model", "clients", "host", "queues", "allocation", "speculation"]),
+    type=click.Choice(["model", "clients", "http", "host", "queues", "allocation", "speculation"]),
     help="Measure this part; may be repeated.  [default: all of them]",
 )
 @click.option(
@@ -122,6 +125,7 @@ def bench(
                 tokens in and 64 out and at 2,000 in; how much of this machine that is
                 (memory read, int8 products); what share of a step goes where
     clients     a step of the server while 256 clients stream, against nobody listening
+    http        one-token frames a second to 256 clients, with a simulated model
     host        scheduling, packing and hand-over at 64 rows, rows a second with the
                 simulated backend, planning behind long queues, the prefix cache, a scrape of
                 /metrics (CPU time)
@@ -143,6 +147,7 @@ def bench(
       octavo bench
       octavo bench --json --rounds 5 > before.json
       octavo bench --only model --set engine.threads=1
+      octavo bench --only http
       octavo bench --only queues --waiting 100000
       octavo bench --only speculation --prompts mt_bench.jsonl
       octavo bench --accuracy
@@ -194,6 +199,20 @@ class _Parts:
         found = {"beside_clients_ratio": steps.ratio, "clients": clients}
         return found, [bench_tables.clients_table(found)]
 
+    def http(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        found = {"http": http_bench.report(measure_http(self.detokenising, tick=tick))}
+        return found, [http_tables.http_table(found["http"])]
+
+    @property
+    def detokenising(self) -> Config:
+        """The configuration with a model file, of which the simulated model has the tokenizer."""
+        if self.config.model.path != "auto":
+            return self.config
+        console = Console(stderr=True)
+        return _with_model(
+            self.config, ensure_default_model(Path(self.config.model.directory), console=console)
+        )
+
     def host(self, tick: Tick) -> tuple[Figures, list[Table]]:
         found = measure_host(Repeats(self.rounds, self.steps), self.waiting, tick)
         found["block_layer"] = measure_block_layer(self.prompts, self.rounds, tick)
@@ -220,6 +239,7 @@ class _Parts:
         """Each part's name, what measures it, and how often that ticks."""
         yield "model", self.model, self.model_rounds * TICKS
         yield "clients", self.clients, 2 * self.model_rounds
+        yield "http", self.http, http_bench.USUAL_PHASES
         yield "host", self.host, self.rounds * (probes_of(self.waiting) + 1)
         yield "queues", self.queues, len(built_in()) * len(SHAPES)
         yield "allocation", self.allocation, 1
@@ -256,10 +276,11 @@ def _measure(parts: _Parts, only: tuple[str, ...]) -> tuple[Figures, list[Table]
 
 def _config(loaded: LoadedConfig, model: Path | None) -> Config:
     """The configuration, with the model that the command line names."""
-    config = loaded.config
-    if model is None:
-        return config
-    named = config.model.model_copy(update={"path": str(model)})
+    return loaded.config if model is None else _with_model(loaded.config, model)
+
+
+def _with_model(config: Config, path: Path) -> Config:
+    named = config.model.model_copy(update={"path": str(path)})
     return config.model_copy(update={"model": named})
 
 
