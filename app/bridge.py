@@ -5,7 +5,9 @@
     Stream ◀─ deliver ◀─ one wake-up ── outbox ◀─── emit, once a step
 
 The engine never waits for anybody here: `emit` appends and posts a wake-up only if none is
-pending. A reader takes all that waited for it; one that lags too far is cut.
+pending. A reader takes all that waited for it; one that lags too far is cut. Who can use outputs
+without waiting for anything is handed them by the wake-up itself: a task that wakes up for a token
+costs more than the token.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ STUCK_S = 15.0
 INSPECTION_S = 5.0
 """Seconds that the engine may take to answer a look inside; it reads its mail before each step."""
 
+Push = Callable[[Sequence[Output]], bool]
+"""Takes outputs at once, or returns False."""
+
 Observer = Callable[[Sequence[Output], Stats], None]
 
 log = logging.getLogger("octavo.bridge")
@@ -91,6 +96,8 @@ class Stream:
         self._generated: Counter[tuple[int, int]] = Counter()
         self.failed = False
         """Whether the server ended a sequence, for whatever reason."""
+        self._push: Push | None = None
+        self._fault: Exception | None = None
 
     def used(self, submissions: Sequence[Submission]) -> int:
         """Tokens that came, and those of the prompts of whom they came for."""
@@ -108,13 +115,23 @@ class Stream:
         """Whether every sequence has ended, as far as this end of the stream knows."""
         return not self._open
 
-    async def next(self) -> list[Output]:
-        """Everything that came since the last call, at least one output; [] after the end."""
+    async def next(self, push: Push | None = None) -> list[Output]:
+        """Everything that came since the last call, at least one output; [] after the end.
+
+        push: is handed what comes while this waits, as long as it takes it and no sequence ends.
+        Called on the event loop; what it raises is raised here.
+        """
         while not self._waiting:
             if not self._open:
                 return []
             self._wake.clear()
-            await self._wake.wait()
+            self._push = push
+            try:
+                await self._wake.wait()
+            finally:
+                self._push = None
+            if self._fault is not None:
+                raise self._fault
         outputs, self._waiting, self._lag = self._waiting, [], 0
         return outputs
 
@@ -144,9 +161,30 @@ class Stream:
         else:  # however much it says, nothing comes after it to lag behind
             self._open.discard(key)
             self.failed = self.failed or output.finish.failure is not None
+            self._push = None
         self._waiting.append(output)
-        self._wake.set()
         return self._lag <= self._max_lag
+
+    def flush(self) -> None:
+        """Let the reader have what was put: at once if it takes it so, else it wakes up."""
+        if self._push is None or not self._pushed(self._push):
+            self._wake.set()
+
+    def _pushed(self, push: Push) -> bool:
+        """Whether the reader took what waits, and waits for more.
+
+        What it raises is its own, and must not keep others from what is theirs.
+        """
+        outputs, self._waiting = self._waiting, []  # it may end a sequence, which drops its outputs
+        try:
+            if push(outputs):
+                self._lag = 0
+                return bool(self._open)
+        except Exception as error:
+            self._fault, self._push = error, None
+            return False
+        self._waiting = outputs
+        return False
 
     def cut(self, failure: Failure, at: float) -> None:
         """Replace what waits by an error for each open sequence."""
@@ -154,6 +192,7 @@ class Stream:
         keys = sorted(self._open | {(output.request, output.index) for output in self._waiting})
         self._waiting = [Output(request, index, at, finish=finish) for request, index in keys]
         self._open.clear()
+        self._push = None
         self._wake.set()
         self._on_cut()
 
@@ -403,17 +442,23 @@ class Bridge:
         anew, what was appended earlier is taken now.
         """
         self._wake_up_posted = False
+        told: dict[Stream, None] = {}
         while self._outbox:
             outputs, stats = self._outbox.popleft()
             self.stats = stats
             for output in outputs:
                 self._room.answered(output.request, started=bool(output.tokens))
                 stream = self._streams.get(output.request)
-                if stream is not None and not stream.put(output):
+                if stream is None:
+                    continue
+                told[stream] = None
+                if not stream.put(output):
                     for request in stream.unfinished:
                         self.post(Abort(request))
                     stream.cut(LAGGED, output.at)
             self._tell(outputs, stats)
+        for stream in told:
+            stream.flush()
 
     def _tell(self, outputs: Sequence[Output], stats: Stats) -> None:
         """An observer's bug must not keep anybody's tokens from being delivered."""

@@ -28,6 +28,9 @@ HANG_UP = "octavo.hang_up"
 REJECTED = "octavo.rejected"
 """Key of an ASGI scope: the error that the connection ended with while the body was being read."""
 
+SHORT_CUT = "octavo.short_cut"
+"""Key of an ASGI scope: a `ShortCut`, by which parts of a body may go."""
+
 LAST_WORDS_S = 1.0
 """Seconds that a client has to read how its request ended, before its connection ends too."""
 
@@ -51,6 +54,39 @@ class Patience:
     head: float
     body: float
     reading: float
+
+
+class ShortCut:
+    """A way past `send` for parts of a body, of which a stream has thousands.
+
+    `send` is a coroutine, and so is every middleware around it: a task would have to wake up for
+    each part. What can be written at once needs no waiting; for all else there is `send`.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._transport = cycle.transport
+
+    @property
+    def clear(self) -> bool:
+        """Whether `write` may be called: the reply has begun in chunks and not ended, and the
+        client takes what it is sent."""
+        cycle = self._cycle
+        return (
+            not self._flow.write_paused
+            and cycle.response_started
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and bool(cycle.chunked_encoding)
+        )
+
+    def write(self, body: bytes) -> None:
+        """Send a part of the body, which must not be empty, as `send` would: as a chunk (RFC 9112
+        7.1)."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class Connection(HttpToolsProtocol):
@@ -157,6 +193,8 @@ class Connection(HttpToolsProtocol):
             self.cycle = running
             self.flow.resume_reading()
             self._end_with(running)
+        else:
+            cast(Scope, self.scope)[SHORT_CUT] = ShortCut(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._head.useful()

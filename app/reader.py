@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
+from time import monotonic
 from typing import TypeAlias
 
-from app.bridge import Stream
+from app.bridge import Push, Stream
 from app.choices import Choice, Piece
 from app.chunks import Usage
 from app.errors import from_failure
@@ -28,6 +30,8 @@ class Reader:
         record: Record,
     ) -> None:
         self.choices = choices
+        self.heard_at = -inf
+        """When `take` was called last, by `time.monotonic`."""
         self._stream = stream
         self._submissions = submissions
         self._record = record
@@ -85,14 +89,18 @@ class Reader:
         record.cached_tokens = usage.cached or 0
         record.decode_s = max(self._last_token_at.values()) - self._first_token_at
 
-    async def next(self) -> dict[Choice, list[Piece]]:
+    async def next(self, push: Push | None = None) -> dict[Choice, list[Piece]]:
         """What came for each choice since the last call; nothing for those that have ended.
 
         Pieces that came before a failure are returned first; then ApiError is raised.
+        push: as of `Stream.next`; it must `take` what it is handed. If the reply ends so, nothing
+        is returned.
         """
         news: dict[Choice, list[Piece]] = {}
         while not news and self._failure is None:
-            outputs = await self._stream.next()
+            outputs = await self._stream.next(push)
+            if not outputs and self.ended:
+                break
             if not outputs:
                 raise RuntimeError("the stream ended before its sequences did")
             for output in outputs:
@@ -101,10 +109,19 @@ class Reader:
             raise from_failure(self._failure)
         return news
 
+    def take(self, outputs: Sequence[Output]) -> dict[Choice, list[Piece]]:
+        """What these say of each choice. None of them may be a failure."""
+        self.heard_at = monotonic()
+        news: dict[Choice, list[Piece]] = {}
+        for output in outputs:
+            self._take(output, news)
+        return news
+
     def _take(self, output: Output, news: dict[Choice, list[Piece]]) -> None:
         choice = self.choices[output.request, output.index]
         if output.tokens:
-            self._first_token(output)
+            if output.timing is not None and self._timing is None:
+                self._first_token(output, output.timing)
             self._last_token_at[output.request] = output.at
             news.setdefault(choice, []).extend(choice.take(output))
         if choice.finish_reason is not None:
@@ -112,9 +129,8 @@ class Reader:
         if output.finish is not None and output.finish.failure is not None:
             self._failure = output.finish.failure
 
-    def _first_token(self, output: Output) -> None:
-        if output.timing is not None and self._timing is None:
-            self._timing = output.timing
-            self._first_token_at = output.at
-            self._record.queue_s = output.timing.admitted - output.timing.arrival
-            self._record.ttft_s = output.at - output.timing.arrival
+    def _first_token(self, output: Output, timing: Timing) -> None:
+        self._timing = timing
+        self._first_token_at = output.at
+        self._record.queue_s = timing.admitted - timing.arrival
+        self._record.ttft_s = output.at - timing.arrival

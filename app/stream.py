@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from sse_starlette.sse import AppStatus, EventSourceResponse
@@ -19,10 +20,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.bridge import LAGGED
+from app.bridge import LAGGED, Push
 from app.choices import Choice, Piece, coalesce, likeliest, merge
 from app.chunks import KEEPALIVE
-from app.connection import last_words
+from app.connection import SHORT_CUT, ShortCut, last_words
 from app.directory import Names
 from app.errors import ApiError, from_failure
 from app.generation import Generation
@@ -31,6 +32,7 @@ from app.record import Record
 from app.replies.base import Reply, Report
 from app.service import Service
 from app.text.sequence import SequenceText
+from engine.outputs import Output
 
 Result = TypeVar("Result")
 News = Mapping[Choice, list[Piece]]
@@ -78,9 +80,11 @@ class GenerationResponse:
             self._service.metrics.follow(submissions, self._ending),
         ):
             reader = Reader(stream, submissions, self._choices, self._record)
-            answer = self._streamed if self._generation.stream else self._whole
             try:
-                response = await answer(reader, receive)
+                if self._generation.stream:
+                    response = await self._streamed(reader, receive, scope.get(SHORT_CUT))
+                else:
+                    response = await self._whole(reader, receive)
                 await response(scope, receive, send)
                 self._settle(reader)
             finally:
@@ -144,8 +148,12 @@ class GenerationResponse:
 
     # ---------------------------------------------------------------- piece by piece
 
-    async def _streamed(self, reader: Reader, receive: Receive) -> Response:
-        news = news_or_silence(reader, self._service.sse.keepalive_interval_s)
+    async def _streamed(
+        self, reader: Reader, receive: Receive, short_cut: ShortCut | None
+    ) -> Response:
+        """Most of what follows the first frame takes the short cut, past sse-starlette's tasks."""
+        push = None if short_cut is None else partial(self._pushed, reader, short_cut)
+        news = news_or_silence(reader, self._service.sse.keepalive_interval_s, push)
         first = await unless_left(receive, anext(news))  # an error here still has its status
         return EventSourceResponse(self._frames(reader, first, news), sep="\n", ping=0)
 
@@ -166,15 +174,24 @@ class GenerationResponse:
             self._record.error = error.code
             yield reply.fail(error)
 
+    def _pushed(self, reader: Reader, short_cut: ShortCut, outputs: Sequence[Output]) -> bool:
+        """Send what these say, if the client takes it at once. Called for each token."""
+        if not short_cut.clear:
+            return False
+        if frames := self._render(reader.take(outputs), self._generation.reply):
+            short_cut.write(frames)
+        return True
+
     def _render(self, news: News | None, reply: Reply) -> bytes:
         if news is None:
             comments = self._service.sse.keepalive_mode == "comment"
             return KEEPALIVE if comments else reply.silence()
-        return b"".join(
+        frames = [
             reply.add(choice, piece)
             for choice, pieces in news.items()
             for piece in coalesce(pieces)
-        )
+        ]
+        return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
 def _choices(service: Service, generation: Generation) -> dict[Key, Choice]:
@@ -192,17 +209,27 @@ def _choices(service: Service, generation: Generation) -> dict[Key, Choice]:
     return choices
 
 
-async def news_or_silence(reader: Reader, interval: float) -> AsyncIterator[News | None]:
-    """Everything `reader` has to say; None for each `interval` seconds without news (0: never)."""
+async def news_or_silence(
+    reader: Reader, interval: float, push: Push | None = None
+) -> AsyncIterator[News | None]:
+    """Everything `reader` has to say; None for each `interval` seconds without news (0: never).
+
+    push: as of `Reader.next`. What it takes is no silence.
+    """
     if not interval:
         while not reader.ended:
-            yield await reader.next()
+            yield await reader.next(push)
         return
     while not reader.ended:
-        coming = asyncio.ensure_future(reader.next())
+        coming = asyncio.ensure_future(reader.next(push))
+        heard, left = monotonic(), interval
         try:
-            while not (await asyncio.wait({coming}, timeout=interval))[0]:
-                yield None
+            while not (await asyncio.wait({coming}, timeout=left))[0]:
+                heard = max(heard, reader.heard_at)
+                left = heard + interval - monotonic()
+                if left <= 0:
+                    yield None
+                    heard, left = monotonic(), interval
             yield coming.result()
         finally:
             coming.cancel()

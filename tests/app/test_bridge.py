@@ -369,3 +369,97 @@ async def test_nobody_is_cut_whose_client_does_not_set_the_pace(house) -> None:
         outputs = await read(stream)
     assert len(outputs) == 50
     assert outputs[-1].finish.failure is None
+
+
+# -------------------------------------------------------------------- outputs that are pushed
+
+
+async def test_who_takes_outputs_without_waiting_wakes_up_for_the_end_only(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(60)})
+    pushed: list[Output] = []
+
+    def push(outputs) -> bool:
+        pushed.extend(outputs)
+        gate.set()
+        return True
+
+    submission = one.submission(max_tokens=30)
+    with one.bridge.open(submission) as stream:
+        last = await stream.next(push)
+        assert await stream.next(push) == []
+    outputs = [*pushed, *last]
+    assert [o.tokens[0] for o in outputs] == [submission.id, 7] * 15
+    assert last[-1].finish is not None
+    assert all(output.finish is None for output in pushed)
+    assert pushed
+
+
+async def test_what_is_not_taken_is_read_in_order(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(60)})
+    refused: list[Output] = []
+
+    def push(outputs) -> bool:
+        refused.extend(outputs)
+        return False
+
+    submission = one.submission(max_tokens=30)
+    with one.bridge.open(submission) as stream:
+        outputs = await stream.next(push)
+        gate.set()
+        while batch := await stream.next(push):
+            outputs += batch
+    assert refused
+    assert [o.tokens[0] for o in outputs] == [submission.id, 7] * 15
+
+
+async def test_what_taking_raises_is_raised_to_who_waits_and_to_nobody_else(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(60)})
+
+    def push(outputs) -> bool:
+        raise RuntimeError("no such letter")
+
+    with one.bridge.open(one.submission()) as stream, one.bridge.open(one.submission()) as other:
+        with pytest.raises(RuntimeError, match="no such letter"):
+            await stream.next(push)
+        gate.set()
+        assert len(await read(other)) == 5
+
+
+async def test_an_end_that_is_found_while_taking_drops_what_waits(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(60)})
+    submission = one.submission(max_tokens=500)
+    with one.bridge.open(submission) as stream:
+
+        def push(outputs) -> bool:
+            stream.finish_at(submission.id, 0, 1)
+            gate.set()
+            return True
+
+        assert await stream.next(push) == []
+        assert stream.finished
+    assert one.scheduler.counters.finished <= 1
+
+
+async def test_nothing_is_pushed_once_nobody_waits(house) -> None:
+    gate = threading.Event()
+    one = house(hooks={1: lambda batch: gate.wait(60)})
+    pushed: list[Output] = []
+
+    def push(outputs) -> bool:
+        pushed.extend(outputs)
+        return True
+
+    with one.bridge.open(one.submission(max_tokens=3)) as stream:
+        await stream.next()
+        waiting = asyncio.ensure_future(stream.next(push))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        gate.set()
+        assert len(await read(stream)) == 2
+    assert pushed == []

@@ -62,7 +62,7 @@ class FakeBridge:
         finally:
             self.log.append("left")
 
-    async def next(self):
+    async def next(self, push=None):
         if not self._deliveries:
             self.silent.set()
             await self.speak.wait()
