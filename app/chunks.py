@@ -94,7 +94,13 @@ class Chunks:
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self._usage = usage
         self._tail = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
-        self._started: set[int] = set()
+        self._begins: dict[int, bytes] = {}
+        """How later chunks of each sequence that has begun begin, up to their text."""
+        self._plain_end = style.close + b',"logprobs":null' + _ending(None, None) + self._tail
+
+    def plain(self, index: int, text: str) -> bytes:
+        """`frame` of nothing but text, for a sequence that has begun: most of all frames."""
+        return self._begins[index] + orjson.dumps(text) + self._plain_end
 
     def frame(
         self,
@@ -108,10 +114,7 @@ class Chunks:
         extra: Extra | None = None,
     ) -> bytes:
         """One chunk of sequence `index`; the first one of a chat also says who speaks."""
-        opening = self._style.later
-        if index not in self._started:
-            self._started.add(index)
-            opening = self._style.first
+        opening = self._style.first if self._begin(index) else self._style.later
         said = b"".join((opening, orjson.dumps(text), self._style.close))
         return self._frame(index, said, logprobs, finish_reason, stop_reason, usage, extra)
 
@@ -127,11 +130,18 @@ class Chunks:
         extra: Extra | None = None,
     ) -> bytes:
         """One chunk of a chat that adds several members to a message, or none."""
-        if index not in self._started:
-            self._started.add(index)
+        if self._begin(index):
             delta = {"role": "assistant", "content": None, **delta}
         said = b'"delta":' + orjson.dumps(delta)
         return self._frame(index, said, logprobs, finish_reason, stop_reason, usage, extra)
+
+    def _begin(self, index: int) -> bool:
+        """Whether this is the first chunk of sequence `index`."""
+        if index in self._begins:
+            return False
+        later = self._style.later
+        self._begins[index] = b"".join((self._head, b'{"index":%d,' % index, later))
+        return True
 
     def _frame(
         self,

@@ -55,6 +55,7 @@ class ChoicesReply:
         self._tokenizer = tokenizer
         self._wishes = wishes
         self._prompts = prompts
+        self._plain = not (wishes.logprobs or wishes.running_usage or wishes.token_ids)
         self._chunks = Chunks(dialect.style, identity, usage=wishes.usage)
         self._count = count
         self._logprobs: dict[int, ChatLogprobs | CompletionLogprobs] = {}
@@ -95,6 +96,8 @@ class ChoicesReply:
         return self._chunks.opening(self._count) if self._count > 1 else b""
 
     def add(self, choice: Choice, piece: Piece) -> bytes:
+        if self._plain and piece.finish_reason is None and choice.index in self._begun:
+            return self._chunks.plain(choice.index, piece.text)
         wishes = self._wishes
         text = piece.text
         first = choice.index not in self._begun

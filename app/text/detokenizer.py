@@ -17,10 +17,13 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._whole_text = tokenizer.whole_text
         self._pending = b""
 
     def feed(self, token: int) -> str:
         """The text that `token` completes; "" while a character is still open."""
+        if not self._pending and (whole := self._whole_text(token)) is not None:
+            return whole
         if self._skip_special and self._tokenizer.is_control(token):
             return ""
         received = self._pending + self._tokenizer.token_bytes(token)

@@ -11,9 +11,9 @@ from app.text.tokenizer import Tokenizer
 from engine.outputs import Finish, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What one token adds.
+    """What one token adds. Made for each token, hence not frozen.
 
     text: may be "" (half a character, or perhaps the beginning of a stop string).
     tokens: completion tokens up to and including this one, those without text counted as well.
@@ -51,7 +51,7 @@ class SequenceText:
         self._include_stop = include_stop
         self._eos_ids = tokenizer.eos_ids
         self._detokenizer = Detokenizer(tokenizer, skip_special)
-        self._matcher = StopMatcher(stops, include_stop)
+        self._matcher = StopMatcher(stops, include_stop) if stops else None
         self._tokens = 0
         self._done = False
 
@@ -75,15 +75,26 @@ class SequenceText:
             return Delta(token, "", self._tokens)
         self._tokens += 1
         hidden = finish is not None and finish.stop_token is not None and not self._include_stop
-        text, stop = self._matcher.feed("" if hidden else self._detokenizer.feed(token))
-        if stop is None and finish is not None:
-            rest, stop = self._matcher.feed(self._detokenizer.flush())
-            text += rest + self._matcher.flush()
+        text = "" if hidden else self._detokenizer.feed(token)
+        stop = None
+        if self._matcher is not None:
+            text, stop = self._matcher.feed(text)
+        if finish is not None and stop is None:
+            rest, stop = self._rest()
+            text += rest
         if stop is not None:
             return self._end(token, text, FinishReason.STOP, stop)
         if finish is not None:
             return self._end(token, text, finish.reason, self._stop_id(finish))
         return Delta(token, text, self._tokens)
+
+    def _rest(self) -> tuple[str, str | None]:
+        """The text that the end lets go, and the stop string that it completes."""
+        rest = self._detokenizer.flush()
+        if self._matcher is None:
+            return rest, None
+        rest, stop = self._matcher.feed(rest)
+        return rest + self._matcher.flush(), stop
 
     def _stop_id(self, finish: Finish) -> int | None:
         return None if finish.stop_token in self._eos_ids else finish.stop_token

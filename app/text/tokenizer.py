@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Protocol
 
@@ -79,6 +80,11 @@ class Tokenizer(Protocol):
 
     def is_control(self, token: int) -> bool: ...
 
+    def whole_text(self, token: int) -> str | None:
+        """The text of a token that is whole characters by itself; None for control tokens, for
+        parts of characters, and outside the vocabulary."""
+        ...
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         ...
@@ -107,6 +113,7 @@ class PieceTokenizer(ABC):
         self._control_ids = frozenset(control.values())
         ordinary = (len(p) for token, p in enumerate(pieces) if token not in self._control_ids)
         self._longest = max(ordinary, default=1)
+        self._whole: dict[int, str | None] = {}
         self.vocab_size = len(pieces)
         self.control = MappingProxyType(dict(control))
         self.eos_ids = frozenset(eos_ids)
@@ -133,6 +140,21 @@ class PieceTokenizer(ABC):
 
     def is_control(self, token: int) -> bool:
         return token in self._control_ids
+
+    def whole_text(self, token: int) -> str | None:
+        try:
+            return self._whole[token]
+        except KeyError:
+            return self._look_up(token)
+
+    def _look_up(self, token: int) -> str | None:
+        """Decode a token for the first time."""
+        text = None
+        if 0 <= token < self.vocab_size and token not in self._control_ids:
+            with suppress(UnicodeDecodeError):
+                text = self._pieces[token].decode()
+            self._whole[token] = text
+        return text
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         hidden = self._control_ids if skip_special else frozenset()
