@@ -9,13 +9,13 @@ import httpx2
 import pytest
 import torch
 from rich.console import Console
+from support.served import HANG_S, serving
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from app.compose import compose
 from app.config import load_config
 from app.text.files import load_tokenizer
 from engine.errors import ConfigurationError
-from tests.app.test_serve import HANG_S, serving
 from tests.app.text.tiny_tokenizers import train, write_folder
 
 CPU = ["--set", "engine.backend=cpu", "--set", "engine.kv_memory=16MiB", "--set", "server.port=0"]

@@ -11,8 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from support.float_parity import MODEL, ROOT
-
-from tests.app.test_serve import HANG_S, serving
+from support.served import HANG_S, serving
 
 pytestmark = [
     pytest.mark.slow,

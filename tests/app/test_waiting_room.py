@@ -10,12 +10,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from support.served import HANG_S, Process, serving
 
 from app.config.schema import ServerConfig
 from app.listener import Listener
 from app.waiting_room import WaitingRoom
 from engine.errors import ConfigurationError
-from tests.app.test_serve import HANG_S, SIMULATED, Process, serving
+from tests.app.test_serve import SIMULATED
 from tests.app.text.tiny_tokenizers import train, write_folder
 
 ANY_PORT = ServerConfig(port=0)
