@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 import click
-from click.exceptions import NoSuchCommand
+from click.exceptions import NoSuchCommand, NoSuchOption
 
 from engine.errors import ConfigurationError
 
@@ -49,6 +49,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except NoSuchOption as error:
+            raise _with_key(error) from None
         except ConfigurationError as error:
             raise _Refusal(error) from error
 
@@ -62,6 +64,19 @@ class _Refusal(click.ClickException):
         lines = str(error).splitlines()
         several = [f"{len(lines)} problems in the configuration", *lines]
         super().__init__("\n  ".join(several) if len(lines) > 1 else str(error))
+
+
+def _with_key(error: NoSuchOption) -> NoSuchOption:
+    """The error, with the key to set where the command takes a configuration: `--port` is none."""
+    parameters = error.ctx.command.params if error.ctx else []
+    if not any(parameter.name == "overrides" for parameter in parameters):
+        return error
+    from app.config.keys import meant_by_option
+
+    hints = " or ".join(f"--set {key}=..." for key in meant_by_option(error.option_name))
+    if not hints:
+        return error
+    return NoSuchOption(error.option_name, f"{error.message} Did you mean {hints}?", ctx=error.ctx)
 
 
 def _commands() -> dict[str, EntryPoint]:

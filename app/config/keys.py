@@ -57,6 +57,14 @@ def _rows(entry: str) -> Iterator[tuple[Path, FieldInfo]]:
             yield from fields(inner, (*path, entry))
 
 
+def meant_by_option(name: str) -> list[str]:
+    """The keys that somebody may mean with `--name`: knobs of this name, or a section's first."""
+    known = [path for path, field in fields() if not subsection(field)]
+    name = name.removeprefix("--").replace("-", "_")
+    of_section = [path for path in known if path[:-1] == (name,)]
+    return [".".join(path) for path in [p for p in known if p[-1] == name] or of_section[:1]]
+
+
 def unknown_key(path: Path) -> str:
     """Say what an unknown key was probably meant to be."""
     entry = path[1] if len(path) > 2 else "NAME"

@@ -92,6 +92,25 @@ def test_an_unknown_command_is_answered_with_the_nearest() -> None:
     assert "No such command 'chek-config'. Did you mean 'check-config'?" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--port", "server.port"),
+        ("--max-model-len", "model.max_model_len"),
+        ("--model", "model.path"),
+    ],
+)
+def test_an_option_that_is_a_key_is_answered_with_the_key(option: str, key: str) -> None:
+    result = run("check-config", option, "1")
+    assert result.exit_code == 2
+    assert f"No such option '{option}'. Did you mean --set {key}=...?" in result.stderr
+
+
+def test_other_unknown_options_are_answered_as_click_does() -> None:
+    assert "No such option '--sett'. Did you mean '--set'?" in run("serve", "--sett", "a").stderr
+    assert "did you mean --set" not in run("capacity", "--port", "1").stderr.lower()
+
+
 @pytest.mark.usefixtures("extra_commands")
 def test_a_configuration_error_is_one_message_and_exit_code_2() -> None:
     result = run("failing", "model.path: no tensor token_embd.weight")
