@@ -6,7 +6,11 @@ const HEIGHT = 128;
 const milliseconds = (values) => values.map((value) => (value === null ? null : value * 1000));
 const latest = (values) => values[values.length - 1];
 
-const compact = (value) => (value >= 10000 ? `${Math.round(value / 1000)}k` : count(value));
+/** Of what there is no half: lines between whole numbers have no label. */
+function compact(value) {
+  if (!Number.isInteger(value)) return "";
+  return value >= 10000 ? `${Math.round(value / 1000)}k` : count(value);
+}
 const ms = (value) => (value >= 1000 ? `${+(value / 1000).toFixed(1)} s` : `${+value.toFixed(1)} ms`);
 const ago = (value) => (value === 0 ? "now" : `${value} s`);
 
