@@ -104,8 +104,9 @@ def _regex(text: str) -> str:
 
 
 def _choice(text: str) -> str:
+    """One terminal, which is an automaton: a rule of so many would be too complex to parse."""
     options = " | ".join(json.dumps(each, ensure_ascii=False) for each in orjson.loads(text))
-    grammar: str = llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
+    grammar: str = llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
     return grammar
 
 

@@ -209,6 +209,11 @@ async def test_a_grammar_is_compiled_once(house):
         ({"guided_regex": 5}, "guided_regex", "string"),
         ({"guided_grammar": "start: ("}, "guided_grammar", "grammar"),
         ({"guided_grammar": 'start: %json {"not": {}}'}, "guided_grammar", "%json"),
+        (
+            {"guided_grammar": ' {"grammars": [{"json_schema": {"multipleOf": 999983}}]}'},
+            "guided_grammar",
+            "JSON",
+        ),
         ({"guided_grammar": "root ::= ["}, "guided_grammar", "grammar"),
         ({"guided_choice": [["a"]]}, "guided_choice", "strings"),
         (

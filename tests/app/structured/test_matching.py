@@ -1,6 +1,7 @@
 """Matchers over a real vocabulary of bytes: masks, ends, faults, and text that is free."""
 
 import asyncio
+import json
 import threading
 import time
 from contextlib import suppress
@@ -211,6 +212,67 @@ def test_schemas_that_would_take_too_long_are_refused(schema, fine):
     else:
         with pytest.raises(Unfit):
             check_schema(schema)
+
+
+PATTERNS = [f"(x|y)*x(x|y){{{size}}}" for size in range(18)]
+
+
+def nested(patterns):
+    schema = {"type": "string"}
+    for pattern in patterns:
+        schema = {"pattern": pattern, "anyOf": [schema]}
+    return schema
+
+
+MEETINGS = {
+    "all of them": lambda patterns: {"allOf": [{"pattern": each} for each in patterns]},
+    "within each other": nested,
+    "of one property": lambda patterns: {
+        "allOf": [{"properties": {"a": {"pattern": each}}} for each in patterns]
+    },
+    "by references": lambda patterns: {
+        "$defs": {str(n): {"pattern": each} for n, each in enumerate(patterns)},
+        "allOf": [{"$ref": f"#/$defs/{n}"} for n in range(len(patterns))],
+    },
+    "by references to properties": lambda patterns: {
+        "properties": {str(n): {"pattern": each} for n, each in enumerate(patterns)},
+        "additionalProperties": {
+            "allOf": [{"$ref": f"#/properties/{n}"} for n in range(len(patterns))]
+        },
+    },
+    "by references to documents": lambda patterns: {
+        "properties": {
+            str(n): {"$id": f"http://a/{n}", "pattern": each, "items": {"$ref": "#"}}
+            for n, each in enumerate(patterns)
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_many_patterns_for_one_string_are_refused(meeting):
+    made = MEETINGS[meeting]
+    check_schema(json.dumps(made(PATTERNS[:8])))
+    check_schema(json.dumps(made(PATTERNS[:1] * 18)))
+    with pytest.raises(Unfit, match="more than 8 patterns"):
+        check_schema(json.dumps(made(PATTERNS[:9])))
+
+
+def test_many_patterns_for_many_strings_are_fine():
+    properties = {str(n): {"pattern": each} for n, each in enumerate(PATTERNS)}
+    anyone = [{"required": ["1"]}, {"required": ["2"]}, {"$ref": "#/$defs/a"}, {"$ref": "#"}]
+    definitions = {"a": {"properties": {"1": {"minLength": 3}}}}
+    check_schema(json.dumps({"properties": properties, "anyOf": anyone, "$defs": definitions}))
+
+
+async def test_choices_may_be_many_and_alike(grammars):
+    choices = ["a" * size for size in range(1, 301)]
+    grammar, matcher = await start(grammars, choice_source(choices, "p"))
+    for size in range(300):
+        assert allowed(grammar, matcher) == {ord("a")} | ({EOS} if size else set())
+        matcher.accept(ord("a"))
+    assert matcher.over
+    assert not matcher.fault
 
 
 CHAINS = {
