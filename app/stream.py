@@ -214,21 +214,29 @@ async def news_or_silence(
 ) -> AsyncIterator[News | None]:
     """Everything `reader` has to say; None for each `interval` seconds without news (0: never).
 
-    push: as of `Reader.next`. What it takes is no silence.
+    push: as of `Reader.next`. What it takes is no silence. While a silence is on its way out it is
+    handed nothing: it would overtake it.
     """
     if not interval:
         while not reader.ended:
             yield await reader.next(push)
         return
+    silent = False
+
+    def behind(outputs: Sequence[Output]) -> bool:
+        return not silent and push is not None and push(outputs)
+
     while not reader.ended:
-        coming = asyncio.ensure_future(reader.next(push))
+        coming = asyncio.ensure_future(reader.next(behind))
         heard, left = monotonic(), interval
         try:
             while not (await asyncio.wait({coming}, timeout=left))[0]:
                 heard = max(heard, reader.heard_at)
                 left = heard + interval - monotonic()
                 if left <= 0:
+                    silent = True
                     yield None
+                    silent = False
                     heard, left = monotonic(), interval
             yield coming.result()
         finally:

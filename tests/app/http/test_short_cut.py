@@ -191,3 +191,28 @@ class Talking:
 
 async def test_who_speaks_by_the_short_cut_is_not_silent():
     assert [each async for each in news_or_silence(Talking(3), 0.01)] == [{}]
+
+
+class Silent:
+    """A reader to whom nothing comes; it keeps what it was given to push."""
+
+    ended = False
+    heard_at = 0.0
+    push = None
+
+    async def next(self, push):
+        self.push = push
+        await asyncio.Event().wait()
+
+
+async def test_no_token_overtakes_a_keep_alive_that_is_on_its_way_out():
+    reader, pushed = Silent(), []
+    news = news_or_silence(reader, 0.01, lambda outputs: pushed.append(outputs) or True)
+    assert await anext(news) is None
+    assert not reader.push(["early"])
+    waiting = asyncio.ensure_future(anext(news))
+    await asyncio.sleep(0)  # it is out, and the next one is waited for
+    assert reader.push(["later"])
+    assert pushed == [["later"]]
+    waiting.cancel()
+    await asyncio.wait({waiting})
