@@ -34,6 +34,9 @@ DIRECTIVE: Final = re.compile(r"%\s*(json|llguidance|lark|regex)\b")
 """What a client's grammar cannot use: another grammar inside, which nobody has looked at."""
 
 
+LITERAL: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+"""A string or a regular expression of a grammar; neither goes beyond its line."""
+
 IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
 """Keywords whose schemas are of the same value as the one that they stand in."""
 
@@ -79,6 +82,8 @@ def check_grammar(text: str) -> None:
         raise Unfit("is JSON, and not in the notation of Lark or GBNF")
     if len(text) > MOST_GRAMMAR:
         raise Unfit(f"has more than {MOST_GRAMMAR} characters")
+    if LITERAL.sub("", text).count("&") >= MOST_MEETING:
+        raise Unfit(f"has {MOST_MEETING} or more intersections (&)")
     if found := DIRECTIVE.search(text):
         raise Unfit(f"uses %{found[1]}, which is not supported")
 

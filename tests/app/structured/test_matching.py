@@ -12,7 +12,7 @@ import pytest
 from app.config.schema import StructuredConfig
 from app.errors import ApiError
 from app.structured import matching
-from app.structured.bounds import Unfit, check_schema
+from app.structured.bounds import Unfit, check_grammar, check_schema
 from app.structured.grammars import Grammars
 from app.structured.source import Source, choice_source, json_source
 from app.text.tokenizer import ByteTokenizer
@@ -263,6 +263,15 @@ def test_many_patterns_for_many_strings_are_fine():
     anyone = [{"required": ["1"]}, {"required": ["2"]}, {"$ref": "#/$defs/a"}, {"$ref": "#"}]
     definitions = {"a": {"properties": {"1": {"minLength": 3}}}}
     check_schema(json.dumps({"properties": properties, "anyOf": anyone, "$defs": definitions}))
+
+
+def test_many_intersections_are_refused():
+    check_grammar("start: A\nA: " + " & ".join(f"/{each}/" for each in PATTERNS[:8]))
+    check_grammar("start: A\nA: " + " | ".join(r'"\"&" | /&\/&/' for _ in PATTERNS))
+    for mark in ("", ' // "', " // /"):
+        lines = f"{mark}\n  & ".join(f"/{each}/" for each in PATTERNS[:9])
+        with pytest.raises(Unfit, match="intersections"):
+            check_grammar("start: A\nA: " + lines)
 
 
 async def test_choices_may_be_many_and_alike(grammars):
