@@ -63,7 +63,7 @@ async def test_b49_no_content_beside_tool_calls_is_an_empty_text(house) -> None:
     ]
     assert len(set(prompts)) == 1
     assert "None" not in prompts[0]
-    assert "<|im_start|>tool\n42<|im_end|>" in prompts[0]
+    assert "<tool_response>\n42\n</tool_response>" in prompts[0]
 
 
 async def test_b49_text_parts_are_their_text_joined_by_line_breaks(house) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from app import compose
 from app.cli import main
 from app.config import load_config
 from loadtest import speculation_bench
@@ -28,7 +29,9 @@ SIMULATED = ("engine.backend=simulated", "engine.simulated.real_time=false")
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short answers, and steps that are thought to take what they would, not what they take."""
     monkeypatch.setattr(speculation_bench, "MOST_TOKENS", 60)
+    monkeypatch.setattr(compose, "FittedCost", lambda cost: cost)
 
 
 def test_each_kind_of_prompt_has_gains_at_each_temperature() -> None:

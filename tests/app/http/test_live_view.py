@@ -39,10 +39,15 @@ def asks(house) -> list:
 
 
 @asynccontextmanager
-async def crowded(**options):
-    """A house with one row, which a request holds in its third step, and others wait for it."""
+async def crowded(looked: threading.Event | None = None, **options):
+    """A house with one row, which a request holds in its third step, and others wait for it.
+
+    looked: what its fourth step waits for.
+    """
     gate = threading.Event()
     hooks = {2: stall_until(lambda: gate.wait(60))}
+    if looked is not None:
+        hooks[3] = stall_until(lambda: looked.wait(60))
     async with serving(admin_key=KEY, rows=1, hooks=hooks, **options) as house:
         body = {"prompt": SECRET * 2, "max_tokens": 8}
         running = asyncio.ensure_future(house.post(COMPLETIONS, body))
@@ -70,11 +75,13 @@ async def test_it_needs_the_admin_key() -> None:
 
 
 async def test_who_runs_who_waits_and_what_for_without_what_was_asked() -> None:
-    async with crowded() as (house, gate):
+    looked = threading.Event()
+    async with crowded(looked) as (house, gate):
         asking = asyncio.ensure_future(house.client.get(PATH, headers=BEARER))
         await until(lambda: house.thread._inbox.qsize() >= 4)
         gate.set()
         reply = await asking
+        looked.set()  # not before: who has been answered has no name any more
     assert SECRET.strip() not in reply.text
     seen = reply.json()
     running, *waiting = seen["requests"]

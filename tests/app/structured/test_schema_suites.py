@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-import jsonschema
 import pytest
 from support.float_parity import MODEL
 from support.guided import SCHEMAS, accepts, answers, compile_all, rows_of, sample_of
@@ -20,6 +19,8 @@ from support.guided import SCHEMAS, accepts, answers, compile_all, rows_of, samp
 from app.structured.matching import CompiledGrammar
 from app.text.template import ChatTemplate, encode_segments
 from engine.outputs import FinishReason
+
+jsonschema = pytest.importorskip("jsonschema", reason="`make test-all` installs it")
 
 SAMPLE = int(os.environ.get("OCTAVO_SCHEMAS", "60"))
 CLOSING_BIAS = 4.0
