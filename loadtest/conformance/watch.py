@@ -33,6 +33,7 @@ class StepWatch:
         self._batches = 0
         self._busy = False
         self._lacking = 0
+        self._prefilling: set[int] = set()
         self._preemptions = 0
 
     def before(self) -> None:
@@ -41,6 +42,7 @@ class StepWatch:
         self._batches = len(self._backend.batches)
         self._busy = scheduler.in_flight > 0
         self._lacking = scheduler.planner.lacking()
+        self._prefilling = {each.request.id for each in scheduler.roster.prefilling}
         self._preemptions = scheduler.counters.preemptions
 
     def after(self) -> None:
@@ -49,8 +51,9 @@ class StepWatch:
         scheduler.check()
         if len(self._backend.batches) > self._batches:
             self._plans += 1
-            if scheduler.counters.preemptions > self._preemptions:
-                self._lacking = 0  # the prompts that ran may be among those who gave way
+            left = self._prefilling - scheduler.roster.requests.keys()
+            if left or scheduler.counters.preemptions > self._preemptions:
+                self._lacking = 0  # the prompts that ran may be among those who are gone
             self._hold_against(self._backend.batches[-1])
         elif not self._busy:
             held = scheduler.planner.hold_until < math.inf

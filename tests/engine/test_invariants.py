@@ -17,7 +17,7 @@ from support.built_in import BUILT_IN
 from support.drafts import Guesser, repeating
 from support.engines import NO_CPU_LIMIT, Harness
 from support.grammars import Expecting
-from support.odd_policies import ODD_POLICIES, Displacing
+from support.odd_policies import ODD_POLICIES, Displacing, Nonsense
 
 from engine.allocation import PAGED, RESERVE
 from engine.controls import RowControls
@@ -192,6 +192,12 @@ def test_invariants_hold_and_every_request_ends_with_its_own_tokens(
 def test_an_admission_owed_to_the_oldest_counts_although_it_displaces_somebody_older(depth) -> None:
     numbers = (100730, 100730, 3298755, 7043750, 0, 0, 0)
     run(Displacing, depth, list(map(arrival_of, numbers)), {"blocks": 7, "budget": 3, "rows": 5})
+
+
+def test_a_prompt_that_leaves_in_a_step_is_owed_nothing_in_it() -> None:
+    numbers = (74224919240851, 592192963616219, 257753538251928)
+    setup = {"blocks": 10, "budget": 4, "rows": 5, "host_blocks": 40}
+    run(Nonsense, 0, list(map(arrival_of, numbers)), setup)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
