@@ -60,8 +60,9 @@ log = structlog.stdlib.get_logger("octavo")
 
 SWITCH_S = 0.0005
 """Seconds that a thread waits for the interpreter before it asks for it. Between two calls into
-native code the engine thread has some tenths of a millisecond of Python to do; at Python's own 5 ms
-it would stand still for many times that while streams are being written to."""
+native code the engine thread has some tenths of a millisecond of Python to do, while streams are
+being written to. No difference to a step beside 256 clients was measured between this and Python's
+own 5 ms, with which streams of a simulated backend took less CPU time."""
 
 SIMULATED_CONTEXT = 8192
 """Context length of the simulated backend when no model file says otherwise, in tokens."""

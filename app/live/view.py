@@ -10,9 +10,8 @@ from pydantic_core import to_json
 
 from app.live.cells import cells
 from app.live.history import History
-from app.routes.snapshots import brief
+from app.routes.snapshots import brief, pool_counts
 from app.service import SMALL_INPUT, Service
-from engine.batch import BLOCK
 from engine.outputs import Explanations, Inspection
 
 REQUESTS: Final = 100
@@ -97,16 +96,8 @@ def _render(document: dict[str, Any], seen: Inspection) -> bytes:
 
 def _blocks(seen: Inspection) -> dict[str, Any]:
     """Counts of the pool, and its map. owners: the engine's ids of the requests in the map."""
-    pool, stats = seen.pool, seen.stats
-    owned = sum(count > 0 for count in pool.owners)
     return {
-        "total": len(pool.owners),
-        "block_size": BLOCK,
-        "free": len(pool.owners) - owned - len(pool.cached),
-        "cached": len(pool.cached),
-        "owned": owned,
-        "shared": sum(count > 1 for count in pool.owners),
-        "host": {"total": stats.host_blocks_total, "free": stats.host_blocks_free},
+        **pool_counts(seen),
         "owners": [request.id for request in seen.requests],
         **cells(seen).render(),
     }

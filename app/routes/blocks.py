@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.directory import Directory
-from app.routes.snapshots import limit_of, request_snapshot
+from app.routes.snapshots import limit_of, pool_counts, request_snapshot
 from app.service import Service
-from engine.batch import BLOCK
 from engine.outputs import Inspection
 
 REQUESTS: Final = 100
@@ -34,19 +33,11 @@ async def blocks(service: Service, request: Request) -> Response:
 
 
 def _blocks(seen: Inspection, directory: Directory) -> bytes:
-    pool, stats = seen.pool, seen.stats
-    owned = sum(count > 0 for count in pool.owners)
     return orjson.dumps(
         {
-            "total": len(pool.owners),
-            "block_size": BLOCK,
-            "free": len(pool.owners) - owned - len(pool.cached),
-            "cached": len(pool.cached),
-            "owned": owned,
-            "shared": sum(count > 1 for count in pool.owners),
-            "host": {"total": stats.host_blocks_total, "free": stats.host_blocks_free},
-            "running": stats.running,
-            "waiting": stats.waiting,
+            **pool_counts(seen),
+            "running": seen.stats.running,
+            "waiting": seen.stats.waiting,
             "blocks": _each_block(seen),
             "requests": [request_snapshot(request, directory) for request in seen.requests],
         }

@@ -8,8 +8,10 @@ from starlette.requests import Request
 
 from app.directory import Directory
 from app.errors import invalid
+from engine.batch import BLOCK
 from engine.outputs import (
     Blocker,
+    Inspection,
     Position,
     RequestExplanation,
     RequestSnapshot,
@@ -24,6 +26,21 @@ def limit_of(request: Request, name: str, usual: int, most: int) -> int:
     if not (text.isdecimal() and text.isascii() and len(text) < 6 and int(text) <= most):
         raise invalid(f"{name} is a number from 0 to {most}.", name)
     return int(text)
+
+
+def pool_counts(seen: Inspection) -> dict[str, Any]:
+    """How many blocks of the pool are owned, shared, cached and free, and how many the host has."""
+    pool, stats = seen.pool, seen.stats
+    owned = sum(count > 0 for count in pool.owners)
+    return {
+        "total": len(pool.owners),
+        "block_size": BLOCK,
+        "free": len(pool.owners) - owned - len(pool.cached),
+        "cached": len(pool.cached),
+        "owned": owned,
+        "shared": sum(count > 1 for count in pool.owners),
+        "host": {"total": stats.host_blocks_total, "free": stats.host_blocks_free},
+    }
 
 
 def request_snapshot(request: RequestSnapshot, directory: Directory) -> dict[str, Any]:
