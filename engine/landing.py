@@ -34,6 +34,16 @@ class Landing:
         self._outputs = outputs
         self._faults: dict[int, str] = {}
 
+    def _verified(self, flight: Flight, sampled: Sampled) -> dict[EngineSequence, Run]:
+        """What holds of each row that verified guesses; they are counted."""
+        drafts = flight.plan.drafts
+        if not drafts:
+            return {}
+        runs = runs_of(flight, sampled)
+        self._counters.drafts += len(runs)
+        self._counters.draft_tokens += sum(map(len, drafts.values()))
+        return runs
+
     def land(self, flight: Flight, sampled: Sampled, now: float, launched: int) -> None:
         """Take in the result of a flight: an entry for each row that samples.
 
@@ -45,11 +55,8 @@ class Landing:
         said, searching = len(outputs), roster.searches
         groups: dict[Request, None] = {}
         rows, results, reports = flight.batch.rows, sampled.tokens, sampled.logprobs
-        runs: dict[EngineSequence, Run] = {}
-        if flight.plan.drafts:
-            runs = runs_of(flight, sampled)
-            self._counters.drafts += len(runs)
-            self._counters.draft_tokens += sum(map(len, flight.plan.drafts.values()))
+        runs = self._verified(flight, sampled)
+        if runs:
             results, reports = one_a_row(flight, sampled)
         if len(results) < len(rows):
             results = _by_row(rows.samples, results, 0)

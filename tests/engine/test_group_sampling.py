@@ -9,19 +9,16 @@ as float32 goes, because a sibling computes its last prompt token in another bat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 from support.engines import Harness
 from support.hashed import HashedBackend
 
 from engine.backends.cpu import on_torch
 from engine.controls import RowControls, TokenLogprobs
-from engine.models.gguf import load_weights, read_config
 from engine.outputs import FinishReason
-from tests.engine.models.tiny_llama import random_tensors, write_gguf
 
 PROMPT = [(7 * i) % 61 for i in range(37)]
 SAMPLED = RowControls(seed=5, temperature=1.0, logprobs=3)
@@ -30,18 +27,6 @@ TOKENS = 12
 BLOCKS = 40
 
 Engines = Callable[..., Harness]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """Weights and configuration of a small random Llama."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_gguf(path, random_tensors())
-    config = read_config(path)
-    yield load_weights(path, config), config
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["hashed", "model"])

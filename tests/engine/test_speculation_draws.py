@@ -5,40 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 from support.drafts import Guesser
 from support.engines import Harness
 
 from engine.backends.cpu import on_torch
 from engine.controls import RowControls
 from engine.cost import LinearCost
-from engine.models.gguf import load_weights, read_config
 from engine.request import Sequence
 from engine.speculation import Drafter, PromptLookup, SpeculationSettings
-from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
+from tests.engine.models.tiny_llama import CONFIG
 
 PROMPT = np.random.default_rng(3).integers(0, CONFIG.vocab, 20).tolist()
 FEW = (3, 14, 15, 26)
 """The only tokens that may be drawn where frequencies are counted."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_gguf(path, random_tensors())
-    config = read_config(path)
-    yield load_weights(path, config), config
-    torch.set_num_threads(before)
-
-
-def house(model: tuple, drafter: Drafter | None = None, rows: int = 16, depth: int = 0) -> Harness:
-    backend = on_torch(*model, 400)
+def house(tiny: tuple, drafter: Drafter | None = None, rows: int = 16, depth: int = 0) -> Harness:
+    backend = on_torch(*tiny, 400)
     return Harness(backend=backend, blocks=400, budget=512, rows=rows, drafter=drafter, depth=depth)
 
 
@@ -56,11 +42,11 @@ CONTROLS = {
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("controls", CONTROLS.values(), ids=CONTROLS)
-def test_each_seed_draws_what_it_draws_without_guesses(model, controls, depth) -> None:
+def test_each_seed_draws_what_it_draws_without_guesses(tiny, controls, depth) -> None:
     """In float32 sums may differ a little, but in this tiny model no draw falls that close."""
 
     def answers(drafter: Drafter | None) -> tuple[list[list[int]], int]:
-        harness = house(model, drafter, depth=depth)
+        harness = house(tiny, drafter, depth=depth)
         requests = [harness.submit(PROMPT[i:] + PROMPT, 60, controls, n=2) for i in range(3)]
         harness.run()
         accepted = harness.scheduler.counters.accepted_tokens
@@ -74,10 +60,10 @@ def test_each_seed_draws_what_it_draws_without_guesses(model, controls, depth) -
 
 
 @pytest.mark.slow
-def test_100_000_draws_are_as_frequent_as_the_model_says(model) -> None:
+def test_100_000_draws_are_as_frequent_as_the_model_says(tiny) -> None:
     """Chi-square of three tokens in a row, the second and third of which were guessed."""
     texts = 100_000 // 3 + 1
-    alone = house(model)
+    alone = house(tiny)
     expected = {
         text: texts * math.prod(_chance(alone, text[:i], text[i]) for i in range(3))
         for text in itertools.product(FEW, repeat=3)
@@ -86,7 +72,7 @@ def test_100_000_draws_are_as_frequent_as_the_model_says(model) -> None:
     def anything(sequence: Sequence, place: int) -> int:
         return FEW[place % len(FEW)]
 
-    guessed = house(model, Guesser(anything, wrong=0, most=3), rows=64)
+    guessed = house(tiny, Guesser(anything, wrong=0, most=3), rows=64)
     controls = [RowControls(seed=i, allowed_ids=frozenset(FEW)) for i in range(texts)]
     requests = [guessed.submit(PROMPT, 4, each) for each in controls]
     guessed.run(limit=100_000)
