@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from engine.admissions import AdmissionBook
 from engine.batch import BLOCK
@@ -23,7 +24,8 @@ from policies.base import Event, Phase
 class Roster:
     """Live requests: waiting or running; of the running sequences, prefilling or decoding.
 
-    moves: grows whenever who runs changes, or what of it prefills or decodes.
+    moves: grows whenever who runs changes, or what of it prefills or decodes. on_stop: called with
+    each sequence that stops running, for whatever reason.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Roster:
         self.rows = 0  # that running requests hold
         self.searches = 0  # beam searches that run
         self.events: list[Event] = []
+        self.on_stop: Callable[[Sequence], None] = _unheard
         self._changes = PrefixChanges(memory.pool.find)
         self._prepare()
 
@@ -142,6 +145,7 @@ class Roster:
         self.prefilling.pop(sequence, None)
         self.memory.release(sequence)
         self.host.forget(sequence)
+        self.on_stop(sequence)
 
     def became_decode(self, sequence: Sequence) -> None:
         """All known tokens of a sequence are computed, or will be when its row has landed."""
@@ -186,6 +190,7 @@ class Roster:
             self.decoding.pop(sequence, None)
             self.prefilling.pop(sequence, None)
             self.memory.release(sequence)
+            self.on_stop(sequence)
 
     # ---------------------------------------------------------------- classes
 
@@ -230,3 +235,7 @@ class Roster:
                 self.guard.save("foreign id", "observe", request_id)
             elif self.waiting.holds(request):  # else it runs, or a step has set it aside
                 self.requeue(request)
+
+
+def _unheard(sequence: Sequence) -> None:
+    """Nobody wants to know."""

@@ -367,6 +367,8 @@ class Scheduler:
             allocation=self.memory.allocation,
             host=self.relief.make_host_pool(),
         )
+        if self.drafter is not None:
+            self.drafter.forget_all()
         self._begin_empty()
         self._flights.clear()
 
@@ -445,6 +447,8 @@ class Scheduler:
         tables.append(self.memory.moves.held())
         self.memory.pool.check(tables)
         roster.host.check([sequence.host for sequence in sequences])
+        if self.planner.speculation is not None:
+            self.planner.speculation.check()
         assert roster.rows == sum(request.rows for request in roster.running.values())
         assert len(roster.decoding) + len(roster.prefilling) <= roster.rows, "E2: rows"
         assert roster.rows <= self.limits.rows, "E2: rows"

@@ -14,13 +14,13 @@ a guess is accepted just as often as the model says it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
-from typing import Final, Protocol
+from typing import Final
 
 from engine.batch import BLOCK
+from engine.guess_lengths import guess_lengths
 from engine.memory import KVMemory
 from engine.plan import Plan
 from engine.prompt_lookup import Outlook
@@ -28,32 +28,39 @@ from engine.request import Sequence
 from engine.roster import Roster
 from policies.base import Share, StepCost
 
+log = logging.getLogger("octavo.engine")
+
 MOST_ROWS: Final = 32
 """Decodes in a step beyond which nobody guesses: a guess would have to be all but certain, and
 watching them all takes time."""
-
-SLOWER: Final = 0.5
-"""By how much of its time guesses may lengthen a step that others decode in."""
-
-WORTH: Final = 1.3
-"""How many times its time a guess must be worth: what it costs beside computing is not in the cost
-model, and a text that gains nothing should lose nothing."""
 
 SURE: Final = 6
 """Matched tokens from which a sequence would rather wait for the token in flight, so that it can
 guess the next ones, than have one computed after it."""
 
 
-class Drafter(Protocol):
-    """Guesses what follows. Sees sequences whose tokens are all known."""
+class Drafter:
+    """Guesses what follows. What it raises costs guesses, from then on, and nothing else."""
 
     def propose(self, decodes: list[Sequence], most: int) -> Iterable[tuple[Sequence, list[int]]]:
-        """Guesses for some of the step's decodes, `most` tokens altogether."""
-        ...
+        """Guesses for some of these decodes of a step, `most` tokens altogether.
+
+        All tokens of the decodes are known. There may be none.
+        """
+        return ()
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a sequence with a token in flight had better wait until it can be guessed on."""
-        ...
+        return False
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence runs no more: give back what is held for it, if anything is."""
+
+    def forget_all(self) -> None:
+        """Nobody runs any more, or nobody is guessed any more: start empty."""
+
+    def check(self, running: Collection[Sequence]) -> None:
+        """Assert that nothing is held but for these sequences, and that none of it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +76,8 @@ class SpeculationSettings:
     ngram: int = 3
 
 
-class PromptLookup:
-    """A `Drafter` that guesses as many tokens as make the step give the most tokens a second.
-
-    The best guess of all sequences is added to the step for as long as its chance to be right, over
-    the time it takes, is more than what the step gives on average. With one sequence a token costs
-    little beside the weights that are read anyway; in a full batch it costs as much as any other,
-    and nothing is guessed that is not all but certain.
-    """
+class PromptLookup(Drafter):
+    """Guesses as many tokens as make the step give the most tokens a second (`guess_lengths`)."""
 
     def __init__(self, settings: SpeculationSettings) -> None:
         self._settings = settings
@@ -88,10 +89,11 @@ class PromptLookup:
             ahead = sequence.request.tokens_at_most - len(sequence.tokens)
             if found := outlook.chances(min(self._settings.tokens, most, ahead)):
                 chances[sequence] = found
-        if chances:
-            for sequence, count in self._counts(chances, decodes, most).items():
-                assert sequence.outlook is not None
-                yield sequence, sequence.outlook.draft(sequence.tokens, count)
+        if not chances:
+            return
+        for sequence, count in guess_lengths(chances, decodes, most, self._settings.cost).items():
+            assert sequence.outlook is not None
+            yield sequence, sequence.outlook.draft(sequence.tokens, count)
 
     def waits(self, sequence: Sequence) -> bool:
         return self._outlook(sequence).matched >= SURE
@@ -103,52 +105,19 @@ class PromptLookup:
         sequence.outlook.follow(sequence.tokens)
         return sequence.outlook
 
-    def _counts(
-        self, chances: dict[Sequence, list[float]], decodes: list[Sequence], most: int
-    ) -> dict[Sequence, int]:
-        """How many tokens to guess of each sequence: the best first, while they pay."""
-        cost = self._settings.cost
-        rows, read = len(decodes), sum(len(sequence.tokens) for sequence in decodes)
-        seconds = cost.seconds(0, rows, read, 0)
-        limit = self._limit(decodes, seconds)
-        expected = float(rows)
-        nothing = cost.seconds(0, 0, 0, 0)
-        counts: dict[Sequence, int] = {}
-        best = [(-each[0], place) for place, each in enumerate(chances.values())]
-        heapify(best)
-        sequences = list(chances)
-        while best and most > 0:
-            chance, place = -best[0][0], best[0][1]
-            sequence = sequences[place]
-            price = cost.seconds(0, 1, 0, len(sequence.tokens)) - nothing
-            if chance * seconds <= WORTH * expected * price or seconds + price > limit:
-                break
-            expected += chance
-            seconds += price
-            most -= 1
-            count = counts[sequence] = counts.get(sequence, 0) + 1
-            following = chances[sequence]
-            if count < len(following):
-                heapreplace(best, (-following[count], place))
-            else:
-                heappop(best)
-        return counts
-
-    def _limit(self, decodes: list[Sequence], seconds: float) -> float:
-        """Seconds that a step may take with guesses: others in it are not held up for long."""
-        if len(decodes) == 1:
-            return math.inf
-        target = min(sequence.request.submission.tpot_target for sequence in decodes)
-        return min((1 + SLOWER) * seconds, max(seconds, target))
-
 
 class Speculation:
-    """Lets the decodes of a step verify guesses, in what nobody else wants of it."""
+    """Lets the decodes of a step verify guesses, in what nobody else wants of it.
+
+    A drafter that raises is not asked again: without guesses everything goes on as it would.
+    """
 
     def __init__(self, roster: Roster, drafter: Drafter) -> None:
         self._roster = roster
         self._memory: KVMemory = roster.memory
         self._drafter = drafter
+        self._off = False
+        roster.on_stop = self._forget
 
     def widen(self, plan: Plan, share: Share) -> None:
         """Add guesses to rows of the plan.
@@ -157,14 +126,14 @@ class Speculation:
         that was granted. Nobody gives way for them, and blocks that running requests are about to
         need are left to them.
         """
-        if len(self._roster.decoding) > MOST_ROWS:
+        if self._off or len(self._roster.decoding) > MOST_ROWS:
             return
         most = min(plan.left, share.decode - (plan.tokens - plan.prompt_tokens))
-        decodes = [s for s in plan if s in self._roster.decoding and may_guess(s)]
-        if most < 1 or not decodes:
+        if most < 1:
             return
+        decodes = [s for s in plan if s in self._roster.decoding and may_guess(s)]
         spare = self._spare_blocks()
-        for sequence, guesses in self._drafter.propose(decodes, most):
+        for sequence, guesses in self._ask(decodes, most):
             room = sequence.request.tokens_at_most - len(sequence.tokens)
             held = len(sequence.table) * BLOCK - len(sequence.tokens)
             room = min(room, max(held, 0) + max(spare, 0) * BLOCK, most)
@@ -180,8 +149,37 @@ class Speculation:
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a decode whose token is in flight is left out of the step that is planned."""
-        few = len(self._roster.decoding) <= MOST_ROWS
-        return few and guessable(sequence) and self._drafter.waits(sequence)
+        if self._off or len(self._roster.decoding) > MOST_ROWS or not guessable(sequence):
+            return False
+        try:
+            return self._drafter.waits(sequence)
+        except Exception:
+            self._switch_off()
+            return False
+
+    def check(self) -> None:
+        """Assert that the drafter holds nothing but for sequences that run."""
+        running = self._roster.running.values()
+        self._drafter.check([s for request in running for s in request.open_sequences])
+
+    def _ask(self, decodes: list[Sequence], most: int) -> Iterable[tuple[Sequence, list[int]]]:
+        """What the drafter guesses."""
+        try:
+            return list(self._drafter.propose(decodes, most))
+        except Exception:
+            self._switch_off()
+            return ()
+
+    def _forget(self, sequence: Sequence) -> None:
+        if not self._off:
+            self._drafter.forget(sequence)
+
+    def _switch_off(self) -> None:
+        """Ask the drafter, which has just raised, no more."""
+        log.exception("guessing failed; nothing is guessed any more")
+        self._roster.counters.draft_faults += 1
+        self._off = True
+        self._drafter.forget_all()
 
     def _spare_blocks(self) -> int:
         """Free blocks that running requests will not need for what is granted or due next."""

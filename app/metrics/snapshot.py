@@ -98,6 +98,11 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_drafts", "Rows that verified guesses", totals.drafts),
         ("octavo_draft_tokens", "Guesses that were verified", totals.draft_tokens),
         ("octavo_accepted_tokens", "Guesses that were right", totals.accepted_tokens),
+        (
+            "octavo_draft_faults",
+            "Failures of who guesses; then nothing is guessed any more",
+            totals.draft_faults,
+        ),
         ("octavo_requests_arrived", "Requests that reached the engine", totals.arrived),
         ("octavo_requests_admitted", "Requests that were let in", totals.admitted),
         ("octavo_forced_admissions", "Admissions the guard gave away", stats.forced_admissions),

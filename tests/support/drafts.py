@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Tokens
 
 from engine.request import Sequence
+from engine.speculation import Drafter
 
 Expected = Callable[[Sequence, int], int]
 """The generated token of a sequence at a place."""
 
 
-class Guesser:
+class Guesser(Drafter):
     """A drafter that knows what comes; each guess is wrong in `wrong` of 8 cases.
 
     It wants up to `most` tokens, and every other time a sequence to wait for the token in flight.
