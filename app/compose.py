@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from app.application import create_application
 from app.bridge import Bridge
 from app.config import Config, check_pool
+from app.engine_settings import guard_settings, simulated_cost, step_limits
 from app.metrics import Metrics, Subject
 from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
@@ -31,7 +32,7 @@ from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem, refuse
 from app.service import Service
 from app.structured.grammars import Grammars
-from app.tenancy import Tenancy, class_limits, house_bounds
+from app.tenancy import Tenancy, house_bounds
 from app.text.calibration import calibration_tokens
 from app.text.files import load_tokenizer
 from app.text.template import ChatTemplate
@@ -47,8 +48,6 @@ from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
 from engine.errors import ModelError, UnfitMemory
-from engine.guard import GuardSettings
-from engine.limits import Limits
 from engine.loop import Emit, Engine
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
@@ -161,7 +160,7 @@ def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
     with _naming_the_key("model.path"):
         tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
         template = ChatTemplate.for_tokenizer(tokenizer)
-    simulated = _simulated_cost(config)
+    simulated = simulated_cost(config)
     cost = FittedCost(simulated) if path is None else FittedCost()
     policy = load_policy(config.scheduler, _services(cost))
     model = _load_model(config, path, tokenizer, simulated)
@@ -269,17 +268,6 @@ def _no_wait(seconds: float) -> None:
     """Steps take no longer than they take."""
 
 
-def _simulated_cost(config: Config) -> LinearCost:
-    simulated = config.engine.simulated
-    return LinearCost(
-        base=simulated.base_s,
-        prompt_token=simulated.prompt_token_s,
-        decode=simulated.decode_s,
-        kv_read=simulated.kv_read_s,
-        chunk_context=simulated.chunk_context_s,
-    )
-
-
 def _max_model_len(config: Config, model: LoadedModel) -> int:
     """Tokens of a request at most; the model and the pool must both hold that many."""
     wanted = config.model.max_model_len
@@ -304,19 +292,12 @@ def _engine(
     cost: LearningCost,
     emit: Emit,
 ) -> Engine:
-    limits = Limits(
-        step_tokens=config.engine.max_step_tokens,
-        prompt_step_tokens=config.engine.prompt_step_tokens,
-        rows=config.engine.max_rows,
-        model_len=max_model_len,
-        classes=class_limits(config),
-    )
     pool = BlockPool(model.backend.total_blocks)
     scheduler = Scheduler(
         policy,
         pool,
-        limits,
-        guard=_guard(config),
+        step_limits(config, max_model_len),
+        guard=guard_settings(config),
         prefix_cache=config.engine.caches_prefixes,
         allocation=ALLOCATIONS[config.engine.allocation],
         relief=_relief(config, model.backend, cost),
@@ -347,17 +328,6 @@ def _drafter(config: Config, cost: LearningCost) -> Drafter | None:
     if wanted.method == "none":
         return None
     return PromptLookup(SpeculationSettings(cost, wanted.tokens, wanted.ngram))
-
-
-def _guard(config: Config) -> GuardSettings:
-    guard = config.guard
-    return GuardSettings(
-        enabled=guard.enabled,
-        every=guard.every,
-        window=guard.window,
-        max_hold_s=guard.max_hold_s,
-        max_step_cpu_s=guard.max_step_cpu_s,
-    )
 
 
 def _lifespan(

@@ -157,6 +157,10 @@ class Tenancy:
         objective = self._first(headers, self._identity.class_headers, classes)
         return Caller(self._tenants[named] if named else tenant, objective, self._classes)
 
+    def named(self, name: str) -> Caller:
+        """Who sends the requests of the tenant of this name; an unknown one is the default."""
+        return Caller(self._tenants.get(name, self._default), None, self._classes)
+
     def _by_key(self, headers: Headers) -> Tenant:
         tenant = self._keys.owner(headers)
         if tenant is None and self._identity.require_key:

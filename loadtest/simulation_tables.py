@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.metrics import TIMES
+from loadtest.traces.offer import in_words
 
 MOST: Final = 12
 """Tenants or classes that are shown, those with most requests."""
@@ -38,11 +39,10 @@ def _facts(answer: Figures) -> Table:
 
 
 def _lines(answer: Figures) -> Iterator[tuple[str, str]]:
-    speed = "" if answer["speed"] == 1 else f" at {answer['speed']:g} times its speed"
     estimate = ", an estimate from public figures" if answer["estimate"] else ""
     params = "".join(f" {name}={value}" for name, value in answer["params"].items())
     yield "policy", f"{answer['policy']}{params}"
-    yield "trace", f"{answer['trace']}{speed}, seed {answer['seed']}"
+    yield "trace", f"{in_words(answer)}, seed {answer['seed']}"
     yield "steps", f"{answer['profile']}{estimate}"
     yield "pool", f"{answer['pool_tokens']:,} tokens"
     ended = f"{answer['completed']:,} completed, {answer['shed']:,} shed"

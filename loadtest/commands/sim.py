@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from app.commands.options import policy_option
+from app.config import LoadedConfig
 from app.config.schema import SchedulerConfig
-from app.policy_loader import load_policy
 from app.problems import BadConfiguration, Problem
 from engine.batch import BLOCK
+from loadtest.commands.options import POSITIVE, FiniteRange, loaded_if_asked, offer_options
+from loadtest.houses import ConfiguredPolicy, house_of
 from loadtest.metrics import report
 from loadtest.profiles import Profile, find_profile
-from loadtest.simulation import Machine, PolicyMaker, Targets, simulate
+from loadtest.progress import bar
+from loadtest.simulation import Machine, Simulation, Targets, simulate
 from loadtest.simulation_tables import tables
-from loadtest.traces import Arrival, at_speed, read_arrivals
-from policies.base import Policy, Services
-
-
-class FiniteRange(click.FloatRange):
-    """A range that NaN and infinity are not in."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, context: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, context))
-        if not math.isfinite(number):
-            self.fail(f"{number} is no finite number.", param, context)
-        return number
-
-
-_SECONDS = FiniteRange(min=0, min_open=True)
+from loadtest.traces import Arrival
+from loadtest.traces.offer import Offer
 
 MOST_POOL_TOKENS: Final = 2**26
 """More than fits into any machine; each block takes memory here as well."""
+
+USUAL_PROFILE: Final = "vtc_a10g"
+USUAL_POOL_TOKENS: Final = 10_000
+"""Where neither an option nor the profile says."""
+
+IN_CONFIG: Final = {
+    "policy": "scheduler.policy",
+    "params": "scheduler.params.NAME",
+    "step_tokens": "engine.max_step_tokens",
+    "rows": "engine.max_rows",
+    "ttft": "classes.NAME.ttft_s",
+    "tpot": "classes.NAME.tpot_s",
+    "e2e": "",
+}
+"""The options that a configuration takes the place of, and its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is simulated: in words for JSON, and as a function of the arrivals, seed and tick."""
+
+    facts: dict[str, Any]
+    run: Callable[[list[Arrival], int, Callable[[], None]], Simulation]
 
 
 @click.command()
@@ -56,35 +66,33 @@ MOST_POOL_TOKENS: Final = 2**26
     "--params", multiple=True, metavar="KEY=VALUE", help="A parameter of it; may be repeated."
 )
 @click.option(
-    "--trace",
-    "path",
-    required=True,
+    "--config",
+    "config_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Who arrives when: a tenant CSV (arrival_s, tenant, prompt_tokens, output_tokens, and if"
-    " you like class, priority) or an Azure CSV, plain or gzipped.",
+    help="Simulate what this configuration of the server says: policy, limits, classes, tenants.",
 )
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Override one value of it; may be repeated.",
+)
+@offer_options
 @click.option(
     "--profile",
-    default="vtc_a10g",
     metavar="NAME",
-    show_default=True,
     help="What a step takes: vtc_a10g (Llama-2-7B on an A10G, fitted), GPU-MODEL of those that"
-    " octavo capacity knows (an estimate: h200-llama-3.1-8b), or a profile's file.",
-)
-@click.option(
-    "--speed",
-    default=1.0,
-    type=FiniteRange(min=0, min_open=True),
-    show_default=True,
-    help="How many times as fast requests arrive.",
+    " octavo capacity knows (an estimate: h200-llama-3.1-8b), or a profile's file."
+    "  [default: vtc_a10g; engine.simulated of a configuration with that backend]",
 )
 @click.option(
     "--seed",
     default=0,
     type=click.IntRange(-(2**63), 2**63 - 1),
     show_default=True,
-    help="Of the random numbers that policies and noise use.",
+    help="Of the random numbers that policies, noise and drawn arrivals use.",
 )
 @click.option(
     "--noise",
@@ -95,10 +103,9 @@ MOST_POOL_TOKENS: Final = 2**26
 )
 @click.option(
     "--pool-tokens",
-    default=10_000,
     type=click.IntRange(BLOCK, MOST_POOL_TOKENS),
-    show_default=True,
-    help="Tokens that the KV cache holds. A request that can never fit is shed.",
+    help="Tokens that the KV cache holds. A request that can never fit is shed."
+    "  [default: what the profile says, or 10000]",
 )
 @click.option(
     "--step-tokens",
@@ -114,32 +121,32 @@ MOST_POOL_TOKENS: Final = 2**26
     show_default=True,
     help="Most sequences computed in one step.",
 )
-@click.option("--ttft", type=_SECONDS, metavar="S", help="Promised time to the first token,")
-@click.option("--tpot", type=_SECONDS, metavar="S", help="time per output token after it,")
+@click.option("--ttft", type=POSITIVE, metavar="S", help="Promised time to the first token,")
+@click.option("--tpot", type=POSITIVE, metavar="S", help="time per output token after it,")
 @click.option(
     "--e2e",
-    type=_SECONDS,
+    type=POSITIVE,
     metavar="S",
     help="and time to the last token. Goodput counts who got all three.  [default: no promise]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.pass_context
 def sim(
-    policy: str,
-    params: tuple[str, ...],
-    path: Path,
-    profile: str,
-    speed: float,
+    context: click.Context,
+    offer: Offer,
+    /,
+    config_file: Path | None,
+    overrides: tuple[str, ...],
     seed: int,
     as_json: bool,
-    ttft: float | None,
-    tpot: float | None,
-    e2e: float | None,
-    **machine: Any,
+    **options: Any,
 ) -> None:
     """Let the requests of a trace run under a policy, in virtual time.
 
     The scheduler, the guard and the policy are those that serve; a step takes what the profile
-    says, and nobody waits for it. The same arguments print the same bytes.
+    says, and nobody waits for it. The same arguments print the same bytes. With --config or --set
+    it is the server of that configuration, with its limits, classes and tenants' weights; what its
+    front end would refuse (limits.*, quotas) is let in.
 
     \b
     JSON keys, in seconds from a request's arrival unless it says otherwise:
@@ -167,40 +174,81 @@ def sim(
       octavo sim --policy fcfs --trace arrivals.csv
       octavo sim --policy my_package.policies:Mine --params window=8 --trace arrivals.csv.gz --json
       octavo sim --trace azure.csv --profile h200-llama-3.1-8b --pool-tokens 200000 --ttft 1
+      octavo sim --config config.yaml --set scheduler.policy=slo --profile mine.json \\
+          --trace mooncake.jsonl --rate 3
     """
-    scheduler = policy_option(policy, params)
-    costs = find_profile(profile)
-    on = _machine(costs, **machine)
-    arrivals = _arrivals(path, speed)
-    targets = Targets(ttft or math.inf, tpot or math.inf, e2e or math.inf)
-    with _progress(len(arrivals)) as tick:
-        run = simulate(
-            _maker(scheduler),
-            arrivals,
-            on,
-            targets=_for_all(arrivals, targets),
-            seed=seed,
-            tick=tick,
-        )
-    answer = {
-        "policy": policy,
-        "params": scheduler.params,
-        "trace": path.name,
-        "speed": speed,
-        "seed": seed,
-        "profile": costs.name,
-        "estimate": costs.estimate,
-        **machine,
-        **report(run),
-    }
+    loaded = loaded_if_asked(config_file, overrides)
+    setting = _own(**options) if loaded is None else _configured(context, loaded, **options)
+    arrivals = offer.arrivals(seed)
+    with bar("requests", len(arrivals)) as tick:
+        run = setting.run(arrivals, seed, tick)
+    answer = {**setting.facts, **offer.facts(), "seed": seed, **report(run)}
     if as_json:
         click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))
     else:
         Console().print(*tables(answer), sep="\n")
 
 
+def _own(
+    *,
+    policy: str,
+    params: tuple[str, ...],
+    profile: str | None,
+    noise: float,
+    pool_tokens: int | None,
+    step_tokens: int,
+    rows: int,
+    ttft: float | None,
+    tpot: float | None,
+    e2e: float | None,
+) -> Setting:
+    """What the options say."""
+    scheduler = policy_option(policy, params)
+    costs = find_profile(profile or USUAL_PROFILE)
+    tokens = pool_tokens or costs.pool_tokens or USUAL_POOL_TOKENS
+    machine = _machine(costs, tokens, step_tokens, rows, noise)
+    promised = Targets(ttft or math.inf, tpot or math.inf, e2e or math.inf)
+
+    def run(arrivals: list[Arrival], seed: int, tick: Callable[[], None]) -> Simulation:
+        targets = {arrival.slo_class: promised for arrival in arrivals}
+        maker = ConfiguredPolicy(scheduler)
+        return simulate(maker, arrivals, machine, targets=targets, seed=seed, tick=tick)
+
+    return Setting(_facts(scheduler, costs, machine, None), run)
+
+
+def _configured(
+    context: click.Context,
+    loaded: LoadedConfig,
+    *,
+    profile: str | None,
+    noise: float,
+    pool_tokens: int | None,
+    **replaced: Any,
+) -> Setting:
+    """What a configuration says."""
+    for option in replaced:
+        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
+            raise _said_in_config(option)
+    costs = find_profile(profile) if profile else None
+    house = house_of(loaded.config, costs, pool_tokens=pool_tokens, noise=noise)
+
+    def run(arrivals: list[Arrival], seed: int, tick: Callable[[], None]) -> Simulation:
+        return house.simulate(arrivals, seed=seed, tick=tick)
+
+    config = loaded.config
+    return Setting(_facts(config.scheduler, costs, house.machine, loaded), run)
+
+
+def _said_in_config(option: str) -> BadConfiguration:
+    name = f"--{option.replace('_', '-')}"
+    key = IN_CONFIG[option]
+    instead = f"use --set {key}=VALUE" if key else "there is no key for it"
+    return BadConfiguration(Problem(name, f"the configuration says that; {instead}"))
+
+
 def _machine(
-    profile: Profile, *, pool_tokens: int, step_tokens: int, rows: int, noise: float
+    profile: Profile, pool_tokens: int, step_tokens: int, rows: int, noise: float
 ) -> Machine:
     """What is simulated. Raises BadConfiguration where some request would starve (E13)."""
     machine = Machine(profile.cost, pool_tokens, step_tokens, rows, noise=noise)
@@ -211,32 +259,21 @@ def _machine(
     return machine
 
 
-def _arrivals(path: Path, speed: float) -> list[Arrival]:
-    """The requests of a trace. Raises BadConfiguration for a speed that takes them beyond time."""
-    arrivals = read_arrivals(path)
-    try:
-        return list(at_speed(arrivals, speed))
-    except ValueError as error:
-        raise BadConfiguration(Problem("--speed", str(error))) from None
-
-
-def _maker(scheduler: SchedulerConfig) -> PolicyMaker:
-    def make(*, services: Services) -> Policy:
-        return load_policy(scheduler, services)
-
-    return make
-
-
-def _for_all(arrivals: list[Arrival], targets: Targets) -> dict[str, Targets]:
-    return {arrival.slo_class: targets for arrival in arrivals}
-
-
-@contextmanager
-def _progress(requests: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while requests end, and only if that is a terminal."""
-    console = Console(stderr=True)
-    columns = TextColumn("requests"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    disable = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disable) as progress:
-        task = progress.add_task("requests", total=requests)
-        yield lambda: progress.advance(task)
+def _facts(
+    scheduler: SchedulerConfig,
+    profile: Profile | None,
+    machine: Machine,
+    loaded: LoadedConfig | None,
+) -> dict[str, Any]:
+    """What ran on what, for JSON."""
+    return {
+        "policy": scheduler.policy,
+        "params": scheduler.params,
+        "config": str(loaded.file) if loaded and loaded.file else None,
+        "profile": profile.name if profile else "engine.simulated",
+        "estimate": bool(profile and profile.estimate),
+        "pool_tokens": machine.pool_tokens,
+        "noise": machine.noise,
+        "step_tokens": machine.step_tokens,
+        "rows": machine.rows,
+    }

@@ -48,6 +48,7 @@ def fit(measured: dict[str, dict[str, Any]]) -> Profile:
         "Fairness in Serving Large Language Models, OSDI 2024",
         licence="Apache-2.0 (the fitted data); these coefficients and residuals are derived",
         residuals=dict(zip(QUANTILES, residuals.round(3).tolist(), strict=True)),
+        pool_tokens=10_000,  # of the paper's machine
     )
 
 

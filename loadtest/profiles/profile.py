@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from engine.batch import BLOCK
+from engine.capacity import Device
 from engine.cost import LinearCost
 from engine.errors import ConfigurationError
 from engine.presets import GPUS, MODELS
-from loadtest.profiles.roofline import roofline_cost
+from loadtest.profiles.roofline import roofline_cost, roofline_pool_tokens
 
 KEPT: Final = Path(__file__).parent
 """Where fitted profiles are kept, NAME.json each."""
@@ -26,6 +28,8 @@ class Profile:
 
     about: which model on which machine, in a line. estimate: computed, not measured. residuals:
     quantiles of actual over predicted seconds, minus one, by level; empty if nobody measured.
+    pool_tokens: what the KV cache holds there; None where nobody said. host_blocks: that can be
+    offloaded, each in move_s seconds.
     """
 
     name: str
@@ -35,6 +39,9 @@ class Profile:
     source: str
     licence: str = ""
     residuals: Mapping[str, float] = field(default_factory=dict)
+    pool_tokens: int | None = None
+    host_blocks: int = 0
+    move_s: float = 0.0
 
     def to_json(self) -> str:
         """The profile as a file; `find_profile` reads it."""
@@ -56,10 +63,7 @@ def find_profile(name: str) -> Profile:
     for gpu in sorted(GPUS, key=len, reverse=True):
         model = name.removeprefix(f"{gpu}-")
         if model != name and model in MODELS:
-            cost = roofline_cost(GPUS[gpu], MODELS[model], model)
-            source = f"roofline of public figures, {GPUS[gpu].source}"
-            about = f"{model} on {gpu}, an estimate from public figures."
-            return Profile(name, about, cost, estimate=True, source=source)
+            return _estimate(name, GPUS[gpu], model)
     path = Path(name)
     if path.is_file():
         return _read(path)
@@ -67,6 +71,18 @@ def find_profile(name: str) -> Profile:
     raise ConfigurationError(
         f"--profile: there is no profile and no file {name}; there are {names}, and GPU-MODEL with"
         f" GPU one of {', '.join(GPUS)} and MODEL one of {', '.join(MODELS)}"
+    )
+
+
+def _estimate(name: str, gpu: Device, model: str) -> Profile:
+    """The profile of a model on a GPU that nobody has measured."""
+    return Profile(
+        name,
+        f"{model} on {gpu.name}, an estimate from public figures.",
+        roofline_cost(gpu, MODELS[model], model),
+        estimate=True,
+        source=f"roofline of public figures, {gpu.source}",
+        pool_tokens=roofline_pool_tokens(gpu, MODELS[model], model),
     )
 
 
@@ -96,4 +112,15 @@ def _profile(document: Any) -> Profile:
         source=str(document["source"]),
         licence=str(document.get("licence", "")),
         residuals={str(q): float(v) for q, v in document.get("residuals", {}).items()},
+        pool_tokens=_pool_tokens(document.get("pool_tokens")),
+        host_blocks=int(document.get("host_blocks", 0)),
+        move_s=float(document.get("move_s", 0.0)),
     )
+
+
+def _pool_tokens(value: Any) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < BLOCK:
+        raise ValueError(f"pool_tokens are at least {BLOCK}")
+    return value

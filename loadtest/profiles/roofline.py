@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.batch import BLOCK
 from engine.capacity import KV_DTYPES, Device, Weights, decode
 from engine.cost import LinearCost
 from engine.presets import DenseModel
@@ -23,6 +24,17 @@ BANDWIDTH_SHARE: Final = 1 / 1.3
 
 COMPUTE_SHARE: Final = 0.6
 """Of the dense operations, in large matrix products."""
+
+USABLE_SHARE: Final = 0.9
+"""Of the memory, for weights and KV; the rest is the driver's, activations, and air."""
+
+
+def roofline_pool_tokens(device: Device, model: DenseModel, name: str) -> int | None:
+    """Tokens whose KV fits beside the weights; None where the weights leave no room for a block."""
+    shape, weights = model.shape(name), Weights.of(model.params, "bfloat16")
+    left = int(USABLE_SHARE * device.memory_bytes) - weights.bytes
+    blocks = left // (BLOCK * shape.kv_bytes_per_token(KV_DTYPES["bfloat16"]))
+    return blocks * BLOCK if blocks > 0 else None
 
 
 def roofline_cost(device: Device, model: DenseModel, name: str) -> LinearCost:

@@ -1,6 +1,19 @@
 """Request traces: who arrived when, with how many tokens. No text, whatever the format."""
 
-from loadtest.traces.arrival import Arrival, at_speed
-from loadtest.traces.reader import TraceError, read_arrivals
+from loadtest.traces.arrival import Arrival, Prefix
+from loadtest.traces.reader import Trace, TraceError, read_arrivals, read_trace
+from loadtest.traces.timing import at_rate, at_speed, drawn, rate_of, spread
 
-__all__ = ["Arrival", "TraceError", "at_speed", "read_arrivals"]
+__all__ = [
+    "Arrival",
+    "Prefix",
+    "Trace",
+    "TraceError",
+    "at_rate",
+    "at_speed",
+    "drawn",
+    "rate_of",
+    "read_arrivals",
+    "read_trace",
+    "spread",
+]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass
 from typing import Final
+
+from engine.batch import BLOCK
+from engine.prefix import KEY_BYTES
 
 LATEST_S: Final = 1e12
 """Beyond it the clock is too coarse for steps; the year 9999 is before it."""
@@ -12,12 +15,47 @@ LATEST_S: Final = 1e12
 MOST_TOKENS: Final = 10_000_000
 """Of a prompt or an output: more than any model's context."""
 
+MOST_NAME: Final = 2 ** (8 * KEY_BYTES - 1)
+"""Names of blocks are below it; keys above are those of blocks without a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The content of a prompt by name: what begins with the same names has the same tokens.
+
+    names: one integer for each `block_tokens` tokens, the last of which may be fewer. A name stands
+    for its tokens and all tokens before, as a chained hash does. block_tokens: a multiple of BLOCK.
+    Raises ValueError for anything else.
+    """
+
+    names: tuple[int, ...]
+    block_tokens: int = BLOCK
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < BLOCK or self.block_tokens % BLOCK:
+            raise ValueError(f"a name stands for a multiple of {BLOCK} tokens")
+        if not all(0 <= name < MOST_NAME // self._blocks for name in self.names):
+            raise ValueError("names of blocks are neither negative nor that large")
+
+    @property
+    def _blocks(self) -> int:
+        """Blocks of the KV cache that have one name."""
+        return self.block_tokens // BLOCK
+
+    def keys(self, prompt_tokens: int) -> list[bytes]:
+        """The keys of the full blocks of a prompt, as `Submission.prompt_keys` wants them."""
+        each, full = self._blocks, prompt_tokens // BLOCK
+        numbers = (name * each + i for name in self.names for i in range(each))
+        return [number.to_bytes(KEY_BYTES, "big") for number in itertools.islice(numbers, full)]
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request: seconds since the trace's first one, lengths in tokens, and whose it is.
 
-    output_tokens: how many are generated, no more and no fewer. priority: lower is more urgent.
+    output_tokens: how many are generated, no more and no fewer. priority: lower is more urgent;
+    None is the class's. prefix: names of the prompt's content; None: it has nothing in common with
+    any other. max_tokens: how many the client asks for, if that is more than it gets.
     Raises ValueError for what cannot be a request.
     """
 
@@ -26,7 +64,9 @@ class Arrival:
     output_tokens: int
     tenant: str = "default"
     slo_class: str = "default"
-    priority: int = 0
+    priority: int | None = None
+    prefix: Prefix | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.at <= LATEST_S:
@@ -36,21 +76,19 @@ class Arrival:
                 f"a request of {self.prompt_tokens} prompt tokens and {self.output_tokens} output"
                 " tokens: both must be at least 1"
             )
-        if max(self.prompt_tokens, self.output_tokens) > MOST_TOKENS:
+        if max(self.prompt_tokens, self.asked_tokens) > MOST_TOKENS:
             raise ValueError(f"a request has at most {MOST_TOKENS:,} prompt and output tokens each")
+        if self.asked_tokens < self.output_tokens:
+            raise ValueError(f"{self.output_tokens} output tokens where {self.max_tokens} may be")
+        if self.prefix is not None:
+            named = len(self.prefix.names) * self.prefix.block_tokens
+            if not 0 <= named - self.prompt_tokens < self.prefix.block_tokens:
+                raise ValueError(
+                    f"{len(self.prefix.names)} names of {self.prefix.block_tokens} tokens for a"
+                    f" prompt of {self.prompt_tokens}"
+                )
 
-
-def at_speed(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
-    """The same requests `speed` (> 0) times as fast one after the other."""
-    if not speed > 0:
-        raise ValueError(f"a trace cannot be replayed at a speed of {speed}")
-    return (replace(arrival, at=arrival.at / speed) for arrival in arrivals)
-
-
-def from_first(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """In order of arrival, the first one at 0, to the microsecond.
-
-    Who arrived at the same time keeps the order.
-    """
-    ordered = sorted(arrivals, key=lambda arrival: arrival.at)
-    return [replace(arrival, at=round(arrival.at - ordered[0].at, 6)) for arrival in ordered]
+    @property
+    def asked_tokens(self) -> int:
+        """Output tokens that the client asks for."""
+        return self.output_tokens if self.max_tokens is None else self.max_tokens

@@ -14,11 +14,15 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A trace format in CSV. read: raises ValueError for a row that is no request."""
+    """A trace format in CSV. read: raises ValueError for a row that is no request.
+
+    timed: whether a row says when the request arrives.
+    """
 
     name: str
     columns: frozenset[str]
     read: Callable[[Row], Arrival]
+    timed: bool = True
 
 
 def _tenant(row: Row) -> Arrival:
@@ -28,7 +32,8 @@ def _tenant(row: Row) -> Arrival:
         output_tokens=_integer(row, "output_tokens"),
         tenant=row["tenant"],
         slo_class=row.get("class", "default"),
-        priority=_integer(row, "priority") if "priority" in row else 0,
+        priority=_integer(row, "priority") if "priority" in row else None,
+        max_tokens=_integer(row, "max_tokens") if "max_tokens" in row else None,
     )
 
 
@@ -43,6 +48,14 @@ def _azure(row: Row) -> Arrival:
         at=moment.timestamp(),
         prompt_tokens=_integer(row, "ContextTokens"),
         output_tokens=_integer(row, "GeneratedTokens"),
+    )
+
+
+def _lengths(row: Row) -> Arrival:
+    return Arrival(
+        at=0.0,
+        prompt_tokens=_integer(row, "num_prefill_tokens"),
+        output_tokens=_integer(row, "num_decode_tokens"),
     )
 
 
@@ -61,7 +74,7 @@ def _seconds(row: Row, column: str) -> float:
 
 
 FORMATS: Final = (
-    # Ours. `class` and `priority` may follow, and any other column is ignored.
+    # Ours. `class`, `priority` and `max_tokens` may follow; any other column is ignored.
     Format(
         "tenant CSV",
         frozenset({"arrival_s", "tenant", "prompt_tokens", "output_tokens"}),
@@ -73,6 +86,8 @@ FORMATS: Final = (
         frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
         _azure,
     ),
+    # https://github.com/microsoft/vidur, data/processed_traces: lengths without arrivals.
+    Format("lengths CSV", frozenset({"num_prefill_tokens", "num_decode_tokens"}), _lengths, False),
 )
 
 

@@ -1,4 +1,4 @@
-"""Reading trace files: plain or gzipped, the format told from the header."""
+"""Reading trace files: plain or gzipped, the format told from the beginning."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from engine.errors import ConfigurationError
-from loadtest.traces.arrival import Arrival, from_first
+from loadtest.traces.arrival import Arrival
 from loadtest.traces.columns import format_of
+from loadtest.traces.mooncake import arrival_of
+from loadtest.traces.timing import from_first
 
 _GZIP: Final = b"\x1f\x8b"
 
@@ -21,16 +24,36 @@ class TraceError(ConfigurationError):
     """A trace that cannot be read; the message names the file, and the line where there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The requests of a file in order of arrival, the first one at 0.
+
+    timed: whether the file says when they arrive; if not, all are at 0.
+    """
+
+    arrivals: list[Arrival]
+    timed: bool
+
+
 def read_arrivals(path: Path) -> list[Arrival]:
-    """The requests of a trace in order of arrival, the first one at 0.
+    """The requests of `read_trace`."""
+    return read_trace(path).arrivals
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace.
 
     Raises TraceError for a file that cannot be read, for one of an unknown format, and for a row
     that is no request.
     """
-    arrivals = list(_rows(path, _text(path)))
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        timed, arrivals = True, list(_lines(path, text))
+    else:
+        timed, arrivals = _table(path, text)
     if not arrivals:
         raise TraceError(f"{path}: there are no requests in it")
-    return from_first(arrivals)
+    return Trace(from_first(arrivals), timed)
 
 
 def _text(path: Path) -> str:
@@ -46,15 +69,28 @@ def _text(path: Path) -> str:
         raise TraceError(f"{path}: cannot be read: {reason}") from None
 
 
-def _rows(path: Path, text: str) -> Iterator[Arrival]:
-    """Each row as a request; empty lines are none."""
+def _lines(path: Path, text: str) -> Iterator[Arrival]:
+    """Each line of JSON as a request; empty lines are none."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield arrival_of(line)
+        except ValueError as error:
+            raise TraceError(f"{path}:{number}: {error}") from None
+
+
+def _table(path: Path, text: str) -> tuple[bool, list[Arrival]]:
+    """Whether a CSV file has times, and each row as a request; empty lines are none."""
     lines = csv.reader(io.StringIO(text, newline=""))
     try:
         header = [name.strip() for name in next(lines, [])]
-        read = format_of(header).read
+        known = format_of(header)
+        arrivals = []
         for cells in filter(None, lines):
             if len(cells) != len(header):
                 raise ValueError(f"{len(cells)} cells under {len(header)} columns")
-            yield read(dict(zip(header, cells, strict=True)))
+            arrivals.append(known.read(dict(zip(header, cells, strict=True))))
+        return known.timed, arrivals
     except (ValueError, csv.Error) as error:
         raise TraceError(f"{path}:{max(1, lines.line_num)}: {error}") from None

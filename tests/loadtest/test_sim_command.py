@@ -99,6 +99,43 @@ def test_a_policy_may_come_from_anywhere_with_parameters(trace: str) -> None:
     assert json.loads(result.stdout)["params"] == {"window": 3}
 
 
+def test_a_configuration_says_what_is_simulated(trace: str, tmp_path: Path) -> None:
+    config = tmp_path / "house.yaml"
+    config.write_text(
+        "engine: {backend: simulated, max_rows: 3}\nscheduler: {policy: fair-share}\n"
+    )
+    given = ("--config", str(config), "--set", "engine.max_step_tokens=77")
+    answer = json.loads(sim("--trace", trace, "--json", *given).stdout)
+    assert (answer["policy"], answer["rows"], answer["step_tokens"]) == ("fair-share", 3, 77)
+    assert answer["profile"] == "engine.simulated"
+    assert answer["config"] == str(config)
+    assert answer["pool_tokens"] == 4096 * 16
+    slower = json.loads(sim("--trace", trace, "--json", *given, "--profile", "vtc_a10g").stdout)
+    assert slower["e2e_s"]["mean"] > answer["e2e_s"]["mean"]
+
+
+def test_what_the_configuration_says_is_no_option(trace: str) -> None:
+    own = ("--set", "engine.backend=simulated")
+    for option, value, key in (
+        ("--rows", "256", "engine.max_rows=VALUE"),
+        ("--policy", "slo", "scheduler.policy=VALUE"),
+        ("--e2e", "1", "there is no key"),
+    ):
+        result = sim("--trace", trace, *own, option, value)
+        assert result.exit_code == 2
+        assert f"{option}: the configuration says that" in result.stderr
+        assert key in result.stderr
+
+
+def test_a_rate_is_offered_whatever_the_trace_s(trace: str) -> None:
+    def duration(*arguments: str) -> float:
+        answer = json.loads(sim("--trace", trace, "--json", *arguments).stdout)
+        return float(answer["duration_s"])
+
+    assert duration("--rate", "1") == pytest.approx(19, rel=0.1)
+    assert duration("--rate", "1", "--burstiness", "1") != duration("--rate", "1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -109,6 +146,10 @@ def test_a_policy_may_come_from_anywhere_with_parameters(trace: str) -> None:
         (("--rows", "100", "--step-tokens", "7"), "--rows: 100 + 16"),
         (("--params", "backfill=-1"), "Error: --params: policy fcfs refuses them: "),
         (("--speed", "0"), "--speed"),
+        (("--speed", "2", "--rate", "1"), "--speed"),
+        (("--burstiness", "2"), "--burstiness: arrivals are drawn with a --rate"),
+        (("--set", "engine.max_row=1"), "engine.max_row"),
+        (("--set", "engine.max_rows=1"), "--profile: the backend is not simulated"),
         (("--speed", "nan"), "'--speed': nan is no finite number"),
         (("--speed", "1e-300"), "--speed: a request cannot arrive at "),
         (("--ttft", "nan"), "'--ttft': nan is no finite number"),
