@@ -16,7 +16,7 @@ from app.prompts import TemplateOptions, chat_tokens, completion_tokens, fit
 from app.replies.base import Reply
 from app.replies.choices import ChoicesReply, Prompt, Wishes
 from app.replies.responses import ResponseReply
-from app.replies.tools import ToolsReply
+from app.replies.tools import FunctionsReply, ToolsReply
 from app.sampling import check, row_controls
 from app.schemas.chat import ChatRequest
 from app.schemas.completion import CompletionRequest, OnePrompt
@@ -96,7 +96,7 @@ def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) 
     """
     request = parse(ChatRequest, body, strict_fields=service.strict_fields)
     check(service, request)
-    tools = Toolbox.of(request)
+    tools = Toolbox.of(request.tool_wishes)
     options = TemplateOptions.of(request, tools)
     ids = chat_tokens(service, request.messages, options)
     max_tokens = fit(service, ids, "messages", request.token_limit, None)
@@ -105,7 +105,8 @@ def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) 
     if tools is None:
         return _choices(service, request, CHAT, prompts, arrival, caller)
     source = tools_source(tools, request)
-    answered = _choices(service, request, CHAT, prompts, arrival, caller, ToolsReply)
+    spelled = ToolsReply if request.functions is None else FunctionsReply
+    answered = _choices(service, request, CHAT, prompts, arrival, caller, spelled)
     return replace(answered, source=source)
 
 
@@ -128,13 +129,15 @@ def prepare_response(service: Service, body: bytes, arrival: float, caller: Call
     """
     request = parse(ResponsesRequest, body, strict_fields=service.strict_fields)
     check(service, request)
-    ids = chat_tokens(service, request.messages, param="input")
+    tools = Toolbox.of(request.tool_wishes)
+    ids = chat_tokens(service, request.messages, TemplateOptions(tools=tools), param="input")
     max_tokens = fit(service, ids, "input", request.token_limit, None)
     identity = _identity(service, "resp_")
     answers = answers_of(request, _most(service, caller))
-    reply = ResponseReply(request, identity, service.tokenizer)
+    reply = ResponseReply(request, identity, service.tokenizer, calls=tools is not None)
     prompts = [Prepared(ids, max_tokens)]
-    return generation(service, request, answers, reply, identity, prompts, arrival, caller)
+    answered = generation(service, request, answers, reply, identity, prompts, arrival, caller)
+    return answered if tools is None else replace(answered, source=tools_source(tools, request))
 
 
 def _identity(service: Service, prefix: str) -> Identity:

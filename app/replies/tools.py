@@ -11,7 +11,9 @@ from app.tools.calls import CallDelta, CallReader, Said
 
 
 class ToolsReply(ChoicesReply):
-    """Tells what is said from what is called."""
+    """Tells what is said from what is called. reason: why an answer ended that called something."""
+
+    reason = "tool_calls"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -25,8 +27,8 @@ class ToolsReply(ChoicesReply):
         text = self._prompts[choice.prompt].echo + said.text
         message["content"] = text if text.strip() or not reader.calls else None
         if reader.calls:
-            message["tool_calls"] = _whole(said.calls)
-            spelled["finish_reason"] = _finish(reader, piece)
+            message |= self._told(said.calls)
+            spelled["finish_reason"] = self._finish(reader, piece)
         return spelled
 
     def add(self, choice: Choice, piece: Piece) -> bytes:
@@ -43,7 +45,7 @@ class ToolsReply(ChoicesReply):
             choice.index,
             delta,
             logprobs=self._render_logprobs(choice, piece) if wishes.logprobs else None,
-            finish_reason=_finish(reader, piece),
+            finish_reason=self._finish(reader, piece),
             stop_reason=piece.stop_reason,
             usage=usage,
             extra=self._token_ids(choice, piece, first) if wishes.token_ids else None,
@@ -56,14 +58,36 @@ class ToolsReply(ChoicesReply):
             text = self._prompts[choice.prompt].echo + text
         delta: dict[str, Any] = {"content": text} if text else {}
         if said.calls:
-            delta["tool_calls"] = [_spelled(call) for call in said.calls]
+            delta |= self._added(said.calls)
         return delta
 
+    def _finish(self, reader: CallReader, piece: Piece) -> str | None:
+        """Why an answer ended; one that called something ended for that."""
+        natural = piece.finish_reason == "stop" and piece.stop_reason is None
+        return self.reason if natural and reader.calls else piece.finish_reason
 
-def _finish(reader: CallReader, piece: Piece) -> str | None:
-    """Why an answer ended; one that called something ended for that."""
-    natural = piece.finish_reason == "stop" and piece.stop_reason is None
-    return "tool_calls" if natural and reader.calls else piece.finish_reason
+    def _told(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
+        """The member of a message for what was called."""
+        return {"tool_calls": _whole(deltas)}
+
+    def _added(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
+        """The member of a delta for what is added to calls."""
+        return {"tool_calls": [_spelled(delta) for delta in deltas]}
+
+
+class FunctionsReply(ToolsReply):
+    """The same for `functions`, of which an answer calls one."""
+
+    reason = "function_call"
+
+    def _told(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
+        return {"function_call": _whole(deltas)[0]["function"]}
+
+    def _added(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
+        added = {"arguments": "".join(delta.arguments for delta in deltas)}
+        if deltas[0].name is not None:
+            added["name"] = deltas[0].name
+        return {"function_call": added}
 
 
 def _spelled(call: CallDelta) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -16,9 +16,20 @@ from pydantic import (
 from app.schemas.parsing import WireModel, refused, unsupported
 from app.schemas.sampling import Generate, PositiveInt
 from app.schemas.shapes import documented, list_of
-from app.schemas.tools import ToolChoice, Tools
+from app.schemas.tools import (
+    FunctionCall,
+    Functions,
+    Tool,
+    ToolChoice,
+    Tools,
+    ToolWishes,
+    called,
+)
 
 PART_SEPARATOR = "\n"
+
+IN_TEMPLATES: Final = {"developer": "system", "function": "tool"}
+"""Roles that templates know by another name."""
 
 RESERVED = frozenset(
     {"messages", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
@@ -65,7 +76,11 @@ Content: TypeAlias = Annotated[
 
 
 class ChatMessage(WireModel):
-    """One turn. An assistant turn that consists of tool calls may lack content."""
+    """One turn. An assistant turn that consists of calls may lack content.
+
+    A `function_call`, and what a `function` said, are how calls and results of tools were told
+    before there were any tools.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -78,11 +93,19 @@ class ChatMessage(WireModel):
                     },
                     "required": ["tool_calls"],
                 },
+                {
+                    "properties": {
+                        "role": {"const": "assistant"},
+                        "function_call": {"type": "object", "minProperties": 1},
+                    },
+                    "required": ["function_call"],
+                },
             ]
         }
     )
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
     tool_call_id: str | None = None
     content: Content = Field(None, validate_default=True)
 
@@ -91,14 +114,22 @@ class ChatMessage(WireModel):
     def _has_content(cls, content: str | None, info: ValidationInfo) -> str:
         if content is not None:
             return content
-        if info.data.get("role") == "assistant" and info.data.get("tool_calls"):
+        calls = info.data.get("tool_calls") or info.data.get("function_call")
+        if info.data.get("role") == "assistant" and calls:
             return ""
         raise refused("must be a string or a list of text parts")
 
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """What the turn called, arguments as objects where they are."""
+        if self.function_call:
+            return called([{"function": self.function_call}])
+        return called(self.tool_calls)
+
     def for_template(self) -> dict[str, str]:
-        """The turn as chat templates read it: they know `system`, not `developer`."""
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content or ""}
+        """The turn as chat templates read it: they know `system` and `tool`, not `developer` and
+        `function`."""
+        return {"role": IN_TEMPLATES.get(self.role, self.role), "content": self.content or ""}
 
 
 def _free_names(variables: dict[str, Any]) -> dict[str, Any]:
@@ -119,10 +150,19 @@ class ChatRequest(Generate):
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: FunctionCall = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: TemplateVariables | None = None
+
+    @field_validator("functions")
+    @classmethod
+    def _instead_of_tools(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("tools") is not None:
+            raise refused("give either functions or tools")
+        return value
 
     @field_validator("top_logprobs")
     @classmethod
@@ -130,6 +170,16 @@ class ChatRequest(Generate):
         if value is not None and "logprobs" in info.data and not info.data["logprobs"]:
             raise refused("top_logprobs need logprobs: true")
         return value
+
+    @property
+    def tool_wishes(self) -> ToolWishes:
+        """Which tools may be called, or must. Of functions one is called."""
+        if self.functions is not None:
+            tools = tuple(Tool(type="function", function=each) for each in self.functions)
+            params = ("functions", "function_call")
+            return ToolWishes.of(tools, self.function_call, several=False, params=params)
+        several = self.parallel_tool_calls is not False
+        return ToolWishes.of(tuple(self.tools or ()), self.tool_choice, several=several)
 
     @property
     def token_limit(self) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ReplyModel(BaseModel):
@@ -97,6 +97,7 @@ class Message(ReplyModel):
     content: str | None
     refusal: None
     tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(ReplyModel):
@@ -159,13 +160,24 @@ class OutputText(ReplyModel):
 
 
 class OutputMessage(ReplyModel):
-    """The one message of a response."""
+    """What the model says."""
 
     id: str
     type: Literal["message"]
     status: Literal["completed", "incomplete"]
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+class OutputCall(ReplyModel):
+    """A call that the client is to make. An incomplete one is cut, and so are its arguments."""
+
+    id: str
+    type: Literal["function_call"]
+    status: Literal["completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
 
 
 class OutputTokens(ReplyModel):
@@ -192,7 +204,7 @@ class ModelResponse(ReplyModel):
     created_at: int
     model: str
     status: Literal["completed", "incomplete"]
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall]
     usage: ResponseUsage
     error: None
     incomplete_details: dict[str, str] | None

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the subset of it that keeps nothing and speaks text."""
+"""POST /v1/responses: the subset of it that keeps nothing, speaks text, and calls functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from app.schemas.chat import PART_SEPARATOR, ChatMessage
 from app.schemas.parsing import WireModel, refused, unsupported
-from app.schemas.sampling import Generate, PositiveInt, ToolChoice
+from app.schemas.sampling import Generate, PositiveInt
 from app.schemas.shapes import documented, list_of
 from app.schemas.structure import ResponseFormat, schema_of
+from app.schemas.tools import FunctionChoice, FunctionTools, ToolWishes
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 TEXT_PART = {
@@ -18,29 +19,87 @@ TEXT_PART = {
     "properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+TEXT = {"anyOf": [{"type": "string"}, list_of(TEXT_PART)]}
+MESSAGE = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "content": TEXT,
+    },
+    "required": ["role", "content"],
+}
+CALL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function_call"},
+        **{name: {"type": "string"} for name in ("name", "arguments", "call_id")},
+    },
+    "required": ["type", "name", "arguments", "call_id"],
+}
+OUTPUT = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function_call_output"},
+        "call_id": {"type": "string"},
+        "output": TEXT,
+    },
+    "required": ["type", "call_id", "output"],
+}
 LOGPROBS = "message.output_text.logprobs"
 """The member of `include` that asks for log-probabilities."""
 
 
 def turns(value: Any) -> Any:
-    """The input as chat turns, not yet checked: a string is a user's."""
+    """The input as chat turns, not yet checked: a string is a user's.
+
+    Calls that follow one another, or what the assistant said, are of one turn.
+    """
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise refused("must be a string or a list of messages")
-    return [_turn(index, item) for index, item in enumerate(value)]
+        raise refused("must be a string or a list of items")
+    made: list[dict[str, Any]] = []
+    for index, item in enumerate(value):
+        turn = _turn(index, item)
+        before = made[-1] if made else {}
+        if "tool_calls" in turn and before.get("role") == "assistant":
+            before["tool_calls"] = before.get("tool_calls", []) + turn["tool_calls"]
+        else:
+            made.append(turn)
+    return made
 
 
-def _turn(index: int, item: Any) -> Any:
+def _turn(index: int, item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise refused(f"item {index} must be an object")
-    kind = item.get("type", "message")
-    if kind != "message":
-        raise unsupported(f"item {index} has type {str(kind)[:40]!r}; only messages are supported")
-    content = item.get("content")
+    match item.get("type", "message"):
+        case "message":
+            return {"role": item.get("role"), "content": _content(index, item.get("content"))}
+        case "function_call":
+            return {"role": "assistant", "tool_calls": [_call(index, item)]}
+        case "function_call_output":
+            said = _content(index, item.get("output"))
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": said}
+        case kind:
+            told = f"item {index} has type {str(kind)[:40]!r}"
+            raise unsupported(f"{told}; only messages, calls of functions and their outputs are")
+
+
+def _call(index: int, item: dict[str, Any]) -> dict[str, Any]:
+    """A call that was made, as a chat spells it."""
+    told = {name: item.get(name) for name in ("name", "arguments", "call_id")}
+    for name, value in told.items():
+        if not isinstance(value, str):
+            raise refused(f"item {index}: a call must have a string `{name}`")
+    function = {"name": told["name"], "arguments": told["arguments"]}
+    return {"id": told["call_id"], "type": "function", "function": function}
+
+
+def _content(index: int, content: Any) -> Any:
     if isinstance(content, list):
-        content = PART_SEPARATOR.join(_text(index, part) for part in content)
-    return {"role": item.get("role"), "content": content}
+        return PART_SEPARATOR.join(_text(index, part) for part in content)
+    return content
 
 
 def _text(index: int, part: Any) -> str:
@@ -67,15 +126,7 @@ Input: TypeAlias = Annotated[
     documented(
         {"type": "string"},
         list_of(
-            {
-                "type": "object",
-                "properties": {
-                    "type": {"const": "message"},
-                    "role": {"enum": ["system", "developer", "user", "assistant"]},
-                    "content": {"anyOf": [{"type": "string"}, list_of(TEXT_PART)]},
-                },
-                "required": ["role", "content"],
-            },
+            {"anyOf": [MESSAGE, CALL, OUTPUT]},
             least=1,
         ),
     ),
@@ -99,8 +150,8 @@ class ResponsesRequest(Generate):
     text: TextConfig | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Any] | None = None
-    tool_choice: ToolChoice = None
+    tools: FunctionTools | None = None
+    tool_choice: FunctionChoice = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     previous_response_id: Kept = None
@@ -121,6 +172,13 @@ class ResponsesRequest(Generate):
         if not self.instructions:
             return self.input
         return [ChatMessage(role="system", content=self.instructions), *self.input]
+
+    @property
+    def tool_wishes(self) -> ToolWishes:
+        """Which tools may be called, or must."""
+        tools = tuple(tool.as_tool for tool in self.tools or ())
+        several = self.parallel_tool_calls is not False
+        return ToolWishes.of(tools, self.tool_choice, several=several)
 
     @property
     def token_limit(self) -> int | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic.functional_validators import field_validator
 
-from app.schemas.parsing import WireModel, refused, unsupported
+from app.schemas.parsing import WireModel, refused
 from app.schemas.shapes import documented, list_of
 from app.schemas.structure import (
     AnswerFormat,
@@ -37,13 +37,6 @@ def _as_list(value: Any) -> Any:
 def _no_empty_string(value: list[str]) -> list[str]:
     if "" in value:
         raise refused("a string in it must not be empty")
-    return value
-
-
-def no_forced_tool(value: Any) -> Any:
-    """For `tool_choice`: tools are never called."""
-    if value not in (None, "none", "auto"):
-        raise unsupported("only 'none' and 'auto' are supported")
     return value
 
 
@@ -87,9 +80,6 @@ StopStrings: TypeAlias = Annotated[
 ]
 Words: TypeAlias = Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)]
 TokenIds: TypeAlias = Annotated[list[Count], Field(fail_fast=True)]
-ToolChoice: TypeAlias = Annotated[
-    Any, AfterValidator(no_forced_tool), documented({"enum": ["none", "auto", None]})
-]
 Bias: TypeAlias = Annotated[
     dict[str, Annotated[float, number(-MAX_BIAS, MAX_BIAS)]],
     BeforeValidator(_only_the_first_wrong),

@@ -29,10 +29,19 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a piece of an answer says: text, and parts of calls, in order."""
+    """What a piece of an answer says: texts, and what is added to calls, in order."""
 
-    text: str
-    calls: tuple[CallDelta, ...]
+    parts: tuple[str | CallDelta, ...]
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> tuple[CallDelta, ...]:
+        """All that it adds to calls."""
+        return tuple(part for part in self.parts if isinstance(part, CallDelta))
 
 
 class CallReader:
@@ -42,8 +51,12 @@ class CallReader:
         self.calls = 0
         self._held = ""
         self._state = "text"  # or "head", or "arguments"
-        self._text: list[str] = []
-        self._deltas: list[CallDelta] = []
+        self._parts: list[str | CallDelta] = []
+
+    @property
+    def within(self) -> bool:
+        """Whether a call has begun that is not closed."""
+        return self._state == "arguments"
 
     def feed(self, text: str, last: bool = False) -> Said:
         """Read on. last: nothing follows, so that nothing is held back."""
@@ -52,8 +65,8 @@ class CallReader:
             pass
         if last:
             self._flush()
-        said = Said("".join(self._text), tuple(self._deltas))
-        self._text, self._deltas = [], []
+        said = Said(tuple(self._parts))
+        self._parts = []
         return said
 
     def _advance(self) -> bool:
@@ -80,7 +93,7 @@ class CallReader:
                 self._emit(OPENING)
             return self._state == "text"
         call = f"call_{uuid.uuid4().hex[:24]}"
-        self._deltas.append(CallDelta(self.calls, name=head[1], id=call))
+        self._parts.append(CallDelta(self.calls, name=head[1], id=call))
         self.calls += 1
         self._held, self._state = self._held[head.end() :], "arguments"
         return True
@@ -88,9 +101,9 @@ class CallReader:
     def _emit(self, text: str) -> None:
         """Say text, or arguments. Blanks between two calls, or behind the last, say nothing."""
         if self._state == "arguments" and text:
-            self._deltas.append(CallDelta(self.calls - 1, text))
-        elif self._state == "text" and (not self.calls or text.strip()):
-            self._text.append(text)
+            self._parts.append(CallDelta(self.calls - 1, text))
+        elif self._state == "text" and text and (not self.calls or text.strip()):
+            self._parts.append(text)
 
     def _flush(self) -> None:
         """Say what was held back: nothing follows. A call without a name is none."""

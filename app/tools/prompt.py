@@ -17,7 +17,6 @@ from typing import Any, Final
 import orjson
 
 from app.schemas.chat import ChatMessage
-from app.schemas.tools import called
 from app.tools.toolbox import CLOSING, OPENING, Toolbox
 
 BEFORE: Final = """\
@@ -34,6 +33,9 @@ For each call write a JSON object with the function's name and its arguments bet
 {{"name": <function-name>, "arguments": <arguments-as-json-object>}}
 {CLOSING}"""
 
+RESULTS: Final = ("tool", "function")
+"""Roles of who says what a call gave."""
+
 
 def turns_for(messages: Sequence[ChatMessage], box: Toolbox | None, native: bool) -> list[Any]:
     """A chat's turns as its template reads them. native: the template knows tools itself."""
@@ -42,11 +44,11 @@ def turns_for(messages: Sequence[ChatMessage], box: Toolbox | None, native: bool
     turns: list[dict[str, Any]] = []
     for message in messages:
         turn = _plain(message)
-        results = message.role == "tool" and bool(turns) and turns[-1].get("results")
-        if results:
+        result = message.role in RESULTS
+        if result and turns and turns[-1]["result"]:
             turns[-1]["content"] += "\n" + turn["content"]
         else:
-            turns.append({**turn, "results": message.role == "tool"})
+            turns.append({**turn, "result": result})
     if box is not None:
         _offer(turns, box)
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
@@ -54,22 +56,22 @@ def turns_for(messages: Sequence[ChatMessage], box: Toolbox | None, native: bool
 
 def _native(message: ChatMessage) -> dict[str, Any]:
     turn: dict[str, Any] = dict(message.for_template())
-    if calls := called(message.tool_calls):
+    if calls := message.calls:
         turn["tool_calls"] = calls
-    if message.role == "tool" and isinstance(message.tool_call_id, str):
+    if turn["role"] == "tool" and isinstance(message.tool_call_id, str):
         turn["tool_call_id"] = message.tool_call_id
     return turn
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:
     turn = message.for_template()
-    if message.role == "tool":
+    if message.role in RESULTS:
         return {
             "role": "user",
             "content": f"<tool_response>\n{turn['content']}\n</tool_response>",
         }
     lines = [turn["content"]] if turn["content"] else []
-    for call in called(message.tool_calls):
+    for call in message.calls:
         told = orjson.dumps(call["function"]["arguments"]).decode()
         name = call["function"]["name"]
         lines.append(f'{OPENING}\n{{"name": "{name}", "arguments": {told}}}\n{CLOSING}')

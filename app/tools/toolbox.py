@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 
 from app.errors import invalid
-from app.schemas.chat import ChatRequest
-from app.schemas.tools import Tool
+from app.schemas.sampling import Generate
+from app.schemas.tools import Tool, ToolWishes
 from app.structured.bounds import Unfit, check_schema
 from app.structured.source import OPTIONS, WHITESPACE, Source, schema_text
 from app.structured.wishes import check_controls, others_than_format
@@ -19,39 +19,38 @@ OPENING: Final = "<tool_call>"
 """What a call begins with, on a line of its own; then a line of JSON, then the closing tag."""
 
 CLOSING: Final = "</tool_call>"
-PARAM: Final = "tools"
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """What a chat may call. tools: those on offer. callable: those that may be called now.
+    """What an answer may call. tools: those on offer. callable: those that may be called now.
 
-    required: at least one must be called. several: more than one call may come.
+    required: at least one must be called. several: more than one call may come. param: the field
+    that the tools came in.
     """
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
     required: bool
     several: bool
+    param: str
 
     @classmethod
-    def of(cls, request: ChatRequest) -> Toolbox | None:
+    def of(cls, wishes: ToolWishes) -> Toolbox | None:
         """The tools of a request; None if it has none, or wants none called.
 
         Raises ApiError (400) where the request demands a tool that is not there.
         """
-        tools, choice = tuple(request.tools or ()), request.tool_choice
-        if choice == "none" or (not tools and choice in (None, "auto")):
+        tools, required = wishes.tools, wishes.choice == "required"
+        if wishes.choice == "none" or not (tools or required):
             return None
         allowed = tools
-        if isinstance(choice, dict):
-            name = choice["function"]["name"]
-            allowed = tuple(tool for tool in tools if tool.function.name == name)
+        if wishes.name is not None:
+            allowed = tuple(tool for tool in tools if tool.function.name == wishes.name)
         if not allowed:
-            raise invalid("tool_choice demands a tool that is not among the tools.", "tool_choice")
-        named = isinstance(choice, dict)
-        several = not named and request.parallel_tool_calls is not False
-        return cls(tools, allowed, named or choice == "required", several)
+            listed, demands = wishes.params
+            raise invalid(f"{demands} demands one that is not among the {listed}.", demands)
+        return cls(tools, allowed, required, wishes.several, wishes.params[0])
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -61,15 +60,15 @@ class Toolbox:
         ]
 
 
-def tools_source(box: Toolbox, request: ChatRequest) -> Source:
+def tools_source(box: Toolbox, request: Generate) -> Source:
     """The grammar of an answer that may call tools. Raises ApiError (400).
 
     Unless a call is required, anything else may be said instead: text, in front of a call as well,
     or JSON, where the request asks for that.
     """
     if other := others_than_format(request):
-        raise invalid(f"{other} cannot be combined with tools.", other)
-    check_controls(request, PARAM)
+        raise invalid(f"{other} cannot be combined with {box.param}.", other)
+    check_controls(request, box.param)
     free = not box.required and request.answer_schema is None
     rules = [
         "%llguidance {}",
@@ -78,19 +77,19 @@ def tools_source(box: Toolbox, request: ChatRequest) -> Source:
         f"opening[lazy]: /(.|\\n)*{OPENING}/" if free else f'opening: "{OPENING}"',
         f'next: "\\n{OPENING}"',
         f'body: "\\n" ({" | ".join(f"call_{i}" for i in range(len(box.callable)))}) "\\n{CLOSING}"',
-        *(_call(number, tool) for number, tool in enumerate(box.callable)),
+        *(_call(number, tool, box.param) for number, tool in enumerate(box.callable)),
     ]
     if free:
         rules.append("other: /(.|\\n)*/")
     elif request.answer_schema is not None and not box.required:
         rules.append(f"other: %json {_within(*request.answer_schema)}")
-    return Source("tools", "\n".join(rules), PARAM, OPENING if free else "")
+    return Source("tools", "\n".join(rules), box.param, OPENING if free else "")
 
 
-def _call(number: int, tool: Tool) -> str:
-    """The rule of a call of one tool."""
+def _call(number: int, tool: Tool, param: str) -> str:
+    """The rule of a call of one tool, which came in the field `param`."""
     head = f'{{"name": "{tool.function.name}", "arguments": '
-    arguments = _within(_parameters(tool), PARAM)
+    arguments = _within(_parameters(tool), param)
     return f'call_{number}: {orjson.dumps(head).decode()} %json {arguments} "}}"'
 
 

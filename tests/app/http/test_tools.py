@@ -315,3 +315,73 @@ async def test_a_round_trip_with_openai_python():
         assert (asked.id[:5], asked.function.name) == ("call_", "add")
         assert json.loads(asked.function.arguments) == {"a": 1, "b": 2}
         assert final.choices[0].finish_reason == "tool_calls"
+
+
+# ── functions, as tools were asked for before ─────────────────────────────────────────────────
+
+FUNCTIONS = [tool["function"] for tool in TOOLS]
+
+
+async def test_a_function_is_called_as_clients_of_functions_expect_it():
+    async with serving(script=saying("Well. " + TWO_CALLS), model_len=2048, blocks=512) as house:
+        body = {"messages": HELLO, "functions": FUNCTIONS, "max_tokens": 300}
+        (choice,) = (await house.post(CHAT, body)).json()["choices"]
+        got = chunks((await house.post(CHAT, {**body, "stream": True})).content)
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["content"] == "Well. "
+    assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+    assert "tool_calls" not in choice["message"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in got]
+    first, *others = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert first == {"name": "add", "arguments": ""}
+    assert "".join(each["arguments"] for each in others) == '{"a": 1, "b": 2}'
+    assert not any("name" in each for each in others)
+    assert got[-1]["choices"][0]["finish_reason"] == "function_call"
+
+
+async def test_the_function_that_is_named_is_called_and_none_is_none():
+    async with serving(script=saying(TWO_CALLS), model_len=2048, blocks=512) as house:
+        body = {"messages": HELLO, "functions": FUNCTIONS, "max_tokens": 300, "seed": 1}
+        named_one = {**body, "function_call": {"name": "get_weather"}}
+        (choice,) = (await house.post(CHAT, named_one)).json()["choices"]
+        assert choice["message"]["function_call"]["name"] == "get_weather"
+        (choice,) = (await house.post(CHAT, {**body, "function_call": "none"})).json()["choices"]
+        assert choice["message"]["content"] == TWO_CALLS
+
+
+async def test_what_a_model_sees_of_functions_is_what_it_sees_of_tools():
+    function = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+    told = [{"role": "assistant", "content": None, "function_call": function}]
+    told += [{"role": "function", "name": "add", "content": "3"}]
+    turns = [{"role": "assistant", "tool_calls": [{"function": function}]}]
+    turns += [{"role": "tool", "content": "3"}]
+    options = {"script": saying("x"), "model_len": 4096, "blocks": 512, "step_tokens": 4096}
+    seen = []
+    for body in (
+        {"messages": HELLO + told, "functions": FUNCTIONS},
+        {"messages": HELLO + turns, "tools": TOOLS},
+    ):
+        async with serving(**options) as house:
+            reply = await house.post(CHAT, {**body, "max_tokens": 1})
+            assert reply.status_code == 200, reply.text
+            seen.append(seen_by_model(house))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": FUNCTIONS, "tools": TOOLS}, "functions"),
+        ({"functions": FUNCTIONS, "function_call": {"name": "nobody"}}, "function_call"),
+        ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
+        ({"functions": FUNCTIONS, "function_call": {"name": 5}}, "function_call"),
+        ({"functions": [{"name": "a", "parameters": {"type": "strin"}}]}, "functions"),
+        ({"functions": [{"name": "a b"}]}, "functions.0.name"),
+        ({"functions": FUNCTIONS, "bad_words": ["a"]}, "bad_words"),
+    ],
+)
+async def test_functions_that_cannot_be_called_are_refused(fields, param):
+    async with serving(script=saying("x"), model_len=2048, blocks=512) as house:
+        reply = await house.post(CHAT, {"messages": HELLO, **fields})
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param, reply.text
