@@ -26,7 +26,17 @@ from app.room import ANY_TERMS, ANYBODY, Room
 from app.step_watch import StepWatch
 from app.tenancy import Tenant, Terms
 from engine.clock import Clock
-from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
+from engine.inbox import (
+    Abort,
+    Explain,
+    FinishAt,
+    Inspect,
+    Message,
+    PolicyName,
+    Reconfigure,
+    Stop,
+    Submission,
+)
 from engine.limits import ClassLimits
 from engine.outputs import (
     Explanations,
@@ -376,13 +386,15 @@ class Bridge:
         policy: Policy | None,
         classes: Mapping[str, ClassLimits] | None,
         done: Callable[[Handover], None],
+        named: PolicyName | None = None,
     ) -> Handover:
         """Put a policy in charge, or class limits in force, between two steps; None leaves them.
 
+        named: what a configuration calls the policy.
         done: called on the event loop when it has happened, which may be after NotReady was raised
         for an engine that is too busy to say so in time. Raises NotReady as `inspect` does.
         """
-        return await self._ask(lambda reply: Reconfigure(policy, classes, reply), done)
+        return await self._ask(lambda reply: Reconfigure(policy, classes, reply, named), done)
 
     async def _ask(
         self,

@@ -15,6 +15,7 @@ from app.bridge import Bridge
 from app.config.schema import SchedulerConfig
 from app.policy_loader import allowed_policies, default_params, find_policy, load_policy
 from app.problems import BadConfiguration, Problem, suggest
+from engine.inbox import PolicyName
 from engine.limits import ClassLimits
 from engine.outputs import Handover
 from policies.base import Policy, Services
@@ -100,7 +101,10 @@ class PolicyDesk:
             policy = await self._make(wanted, by)
             old = self._current
             handover = await self._bridge.reconfigure(
-                policy, classes, partial(self._done, wanted, by)
+                policy,
+                classes,
+                partial(self._done, wanted, by),
+                PolicyName(wanted.policy, wanted.params),
             )
             return Swap(old, wanted, handover)
 

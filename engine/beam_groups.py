@@ -34,8 +34,10 @@ def complete(request: Request) -> bool:
 
 def resolve(
     request: Request, search: Search, memory: KVMemory, log: DecisionSink
-) -> list[Hypothesis]:
+) -> tuple[list[int], list[Hypothesis]]:
     """Let the best continuations be the request's sequences; what it found, if that was the end.
+
+    Before that, the indices of the sequences that they continue.
 
     All KV of all beams must be in their blocks, and no row of them in flight.
     """
@@ -45,13 +47,14 @@ def resolve(
     generated = [sequence.tokens[request.prompt_length :] for sequence in beams]
     chosen = search.advance(scores, generated)
     if not chosen:
-        return search.best(request.submission.n)
+        return [], search.best(request.submission.n)
     going_on = {beams[one.parent] for one in chosen}
     for sequence in beams:
         if sequence not in going_on:
             memory.release(sequence)
     places = _free_places(request, going_on)
     parents = [beams[one.parent] for one in chosen]
+    indices = [parent.index for parent in parents]
     children = []
     for one, parent in zip(chosen, parents, strict=True):
         if parent in going_on:
@@ -67,7 +70,7 @@ def resolve(
     for one, child in zip(chosen, children, strict=True):  # siblings were made from the parent's
         child.tokens.append(one.candidate.token)
     request.sequences = children
-    return []
+    return indices, []
 
 
 def _beam(sequence: Sequence) -> Beam:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.decisions import DecisionSink, no_log
+from engine.outside import OUTSIDE, STEP, TOLD, Outside
 from policies.base import (
     ACCEPT,
     OWN,
@@ -114,7 +115,7 @@ class Guard:
     picked_nobody: whether `pick` said None last, rather than a hold that has lasted long enough.
     forced_progress: steps in which somebody got more than the policy wanted (E13). on_save: told of
     each save and veto. `cpu_clock` is the engine thread's CPU time (in virtual time a constant, so
-    that runs repeat exactly).
+    that runs repeat exactly). outside: has the last word on what was too long.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Guard:
         settings: GuardSettings,
         log: DecisionSink = no_log,
         cpu_clock: Callable[[], float] = time.thread_time,
+        outside: Outside = OUTSIDE,
     ) -> None:
         self.policy = policy
         self.settings = settings
@@ -137,6 +139,7 @@ class Guard:
         self._asking = ""
         self._log = log
         self._cpu_clock = cpu_clock
+        self._outside = outside
         self._fallback = FCFS(services=getattr(policy, "services", None))  # type: ignore[arg-type]
         self._active: Policy = policy
         self._queued_by: Policy = policy
@@ -229,7 +232,7 @@ class Guard:
         spent, self._cpu_s = self._cpu_s, 0.0
         while self._overruns and self._overruns[0] <= step - settings.overrun_window:
             self._overruns.popleft()
-        if spent > settings.max_step_cpu_s:
+        if self._outside.too_long(STEP, spent, settings.max_step_cpu_s):
             self.save("overrun", self._asking, f"{1e3 * spent:.1f} ms of CPU time in a step")
             self._overruns.append(step)
             if len(self._overruns) >= settings.overruns:
@@ -401,7 +404,7 @@ class Guard:
             self.save("exception", "observe", error)
             self._muted = True
         spent = self._cpu_clock() - started
-        if spent > self.settings.max_step_cpu_s:
+        if self._outside.too_long(TOLD, spent, self.settings.max_step_cpu_s):
             self.save("overrun", "observe", f"{1e3 * spent:.1f} ms of CPU time")
             self._muted = True
 

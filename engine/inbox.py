@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from engine.beam_search import BeamSearch
 from engine.controls import RowControls
@@ -111,15 +111,25 @@ class Explain:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyName:
+    """What a policy was made from."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Reconfigure:
     """Put another policy in charge, or other class limits in force, between two steps.
 
     None leaves what there is. reply: called on the engine thread when it is done; must be quick.
+    named: how a configuration calls the policy, for who records it.
     """
 
     policy: Policy | None = None
     classes: Mapping[str, ClassLimits] | None = None
     reply: Callable[[Handover], None] | None = None
+    named: PolicyName | None = None
 
 
 Message: TypeAlias = Submission | Abort | FinishAt | Inspect | Explain | Reconfigure | Stop

@@ -10,6 +10,7 @@ from engine.batch import BLOCK
 from engine.beam_search import Hypothesis
 from engine.controls import Sampled
 from engine.outputs import Finish, FinishReason, Output, Timing
+from engine.outside import OUTSIDE, Outside
 from engine.plan import Flight
 from engine.request import Request
 from engine.request import Sequence as EngineSequence
@@ -23,15 +24,16 @@ _PREEMPTED: Final = Phase.PREEMPTED  # looked up for each row: an enum takes its
 
 
 class Landing:
-    """Takes results in. outputs: where to say what there is to say."""
+    """Takes results in. outputs: where to say what there is to say. outside: hears of searches."""
 
-    def __init__(self, roster: Roster, outputs: list[Output]) -> None:
+    def __init__(self, roster: Roster, outputs: list[Output], outside: Outside = OUTSIDE) -> None:
         self._roster = roster
         self._memory = roster.memory
         self._guard = roster.guard
         self._counters = roster.counters
         self._log = roster.log
         self._outputs = outputs
+        self._outside = outside
         self._faults: dict[int, str] = {}
 
     def _verified(self, flight: Flight, sampled: Sampled) -> dict[EngineSequence, Run]:
@@ -220,7 +222,8 @@ class Landing:
         request.service.output += computed
         if self._guard.observes:
             roster.events.append(Tokens(request.view, computed))
-        found = beam_groups.resolve(request, search, self._memory, self._log)
+        parents, found = beam_groups.resolve(request, search, self._memory, self._log)
+        self._outside.resolved(request, parents, found)
         if found:
             self._answer(request, found, now)
             return

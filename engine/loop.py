@@ -9,11 +9,13 @@ from functools import partial
 
 from engine.backends.base import Backend
 from engine.clock import Clock
+from engine.controls import Sampled
 from engine.cost import LearningCost
 from engine.errors import RowFault
 from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Look, Output
 from engine.plan import Flight, Plan
+from engine.recorder import Recorder
 from engine.scheduler import Scheduler
 
 Emit = Callable[[Sequence[Output], Look], None]
@@ -34,7 +36,8 @@ class Engine:
     Everything it needs is an argument: the clock, the backend, the scheduler, and `emit`, which
     takes the outputs of each step. depth: steps that may be in flight while the next is planned;
     at 0 a step is collected before the next schedule, at 1 step N + 1 is planned and submitted
-    while N runs.
+    while N runs. recorder: notes what each step is given, for who wants that; it is the scheduler's
+    `outside` and log as well.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Engine:
         cost: LearningCost,
         emit: Emit,
         depth: int = 0,
+        recorder: Recorder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.backend = backend
@@ -53,6 +57,7 @@ class Engine:
         self.cost = cost
         self.emit = emit
         self.depth = depth
+        self.recorder = recorder
         self.stopped = False
         self._computed = False
         self._flights: deque[Flight] = deque()
@@ -71,9 +76,16 @@ class Engine:
 
     def step(self, messages: Iterable[Message]) -> bool:
         """Take the mail in and do one step. False if there was nothing to compute."""
+        if self.recorder is None:
+            return self._step(messages)
+        worked = self._step(self.recorder.begin(messages, self.scheduler))
+        self.recorder.end()
+        return worked
+
+    def _step(self, messages: Iterable[Message]) -> bool:
         news = self._receive(messages)
         flights = self._flights
-        plan = self.scheduler.schedule(self.clock.now())
+        plan = self.scheduler.schedule(self._now())
         if plan.rows:
             self._launch(plan)
         self._computed = bool(flights)
@@ -82,6 +94,11 @@ class Engine:
             self._land()
         self._emit(news)
         return self._computed
+
+    def _now(self) -> float:
+        """The time, as decisions are to know it."""
+        now = self.clock.now()
+        return now if self.recorder is None else self.recorder.read(now)
 
     def close(self, failure: Failure, late: Iterable[Submission]) -> None:
         """Fail whatever is open, and submissions that nobody will receive any more.
@@ -109,7 +126,7 @@ class Engine:
         self._unread.extend(messages)
         if not self._unread:
             return False
-        now = self.clock.now()
+        now = self._now()
         while self._unread:
             self._read(self._unread[0], now)
             self._unread.popleft()
@@ -148,7 +165,7 @@ class Engine:
     def _launch(self, plan: Plan) -> None:
         """Submit a plan to the backend."""
         flight = self.scheduler.launch(plan, packed=self.backend.reads_arrays)
-        flight.started = self.clock.now()
+        flight.started = self._now()
         self._flights.append(flight)
         try:
             take_masks = flight.sampling.begin_masks()
@@ -159,6 +176,8 @@ class Engine:
             self.backend.sample(flight.ticket, flight.sampling)
         except Exception as error:
             flight.fault = error
+            if self.recorder is not None:
+                self.recorder.refused(error)
 
     def _land(self) -> None:
         """Collect the oldest step; a fault ends the requests it must, and no others."""
@@ -175,19 +194,27 @@ class Engine:
             log.exception("step %d failed", flight.plan.step)
             self._crash(flight, set())
         else:
-            self.scheduler.land(flight, sampled, self.clock.now())
+            self._take_in(flight, sampled)
         self._close_books(flight)
+
+    def _take_in(self, flight: Flight, sampled: Sampled) -> None:
+        said = self.scheduler.said
+        self.scheduler.land(flight, sampled, self._now())
+        if self.recorder is not None:
+            self.recorder.landed(flight, self.scheduler.said_since(said))
 
     def _crash(self, flight: Flight, named: set[int]) -> None:
         """End the faulty rows' requests. What was launched since is dropped and computed again.
 
         A fault that names no row of the batch is a fault of all of them.
         """
+        if self.recorder is not None and flight.fault is None:
+            self.recorder.lost(named)
         rows = range(len(flight.sequences))
         faulty = named & set(rows) or set(rows)
         while self._flights:
             self._discard(self._flights.popleft())
-        self.scheduler.crash(flight, faulty, FAULT, self.clock.now())
+        self.scheduler.crash(flight, faulty, FAULT, self._now())
 
     def _discard(self, flight: Flight) -> None:
         """Wait for a step whose result is of no use."""
@@ -203,7 +230,7 @@ class Engine:
 
         A step that moved blocks to host memory or back says nothing about what computing costs.
         """
-        now = self.clock.now()
+        now = self._now()
         seconds = now - max(flight.started, self._landed_at)
         self._landed_at = now
         batch, shape = flight.batch, flight.batch.shape
@@ -222,4 +249,4 @@ class Engine:
         last, self._last = self._last, None
         if outputs or last is not None or news:
             plan, seconds = last or (None, 0.0)
-            self.emit(outputs, partial(self.scheduler.stats, self.clock.now(), plan, seconds))
+            self.emit(outputs, partial(self.scheduler.stats, self._now(), plan, seconds))

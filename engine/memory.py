@@ -8,6 +8,7 @@ from engine.allocation import PAGED, Allocation
 from engine.batch import BLOCK
 from engine.blocks import BlockPool, blocks_for
 from engine.moves import Moves
+from engine.outside import OUTSIDE, Outside
 from engine.prefix import KeyChain
 from engine.request import Request, Sequence
 
@@ -19,7 +20,7 @@ class KVMemory:
     `limbo` of the step launched last and return when it has landed. moves: what the step being
     planned moves first. cache: whether full blocks are published, and found again by requests
     that begin alike. allocation: how many blocks a running sequence holds. host: blocks of host
-    memory, if there are any. Raises ValueError for a cache without sharing.
+    memory, if there are any. outside: names blocks. Raises ValueError for a cache without sharing.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class KVMemory:
         cache: bool,
         allocation: Allocation = PAGED,
         host: BlockPool | None = None,
+        outside: Outside = OUTSIDE,
     ) -> None:
         if cache and not allocation.shares:
             raise ValueError("a prefix cache needs an allocation that shares blocks")
@@ -36,6 +38,7 @@ class KVMemory:
         self.cache = cache
         self.allocation = allocation
         self.host = host
+        self._outside = outside
         self.moves = Moves(pool, host)
         self.limbo: list[int] = []
 
@@ -191,8 +194,7 @@ class KVMemory:
     def _chain(self, sequence: Sequence) -> KeyChain:
         """The keys of the sequence's full blocks; those of the prompt may have come with it."""
         if sequence.chain is None:
-            submission = sequence.request.submission
-            sequence.chain = KeyChain(submission.salt, submission.prompt_keys)
+            sequence.chain = self._outside.chain_of(sequence)
         return sequence.chain
 
     # ---------------------------------------------------------------- giving back

@@ -36,6 +36,7 @@ from engine.outputs import (
     Output,
     Stats,
 )
+from engine.outside import OUTSIDE, Outside
 from engine.plan import Flight, Plan, launch
 from engine.planner import Planner
 from engine.relief import OFFLOAD_NOTHING, ReliefSettings
@@ -64,7 +65,8 @@ class Scheduler:
     `land` takes its tokens in (or `crash` ends the requests that could not be computed and takes
     the others back). A second step may be planned and launched while the first is in flight.
     Outputs collect until `take_outputs`. drafter: guesses what follows, if anybody does
-    (`engine.speculation`). cpu_clock: what the guard measures the policy with.
+    (`engine.speculation`). cpu_clock: what the guard measures the policy with. outside: judges what
+    it measured and names blocks; others record that, or replay it (`engine.outside`).
     """
 
     def __init__(
@@ -80,15 +82,15 @@ class Scheduler:
         relief: ReliefSettings = OFFLOAD_NOTHING,
         drafter: Drafter | None = None,
         cpu_clock: Callable[[], float] = time.thread_time,
+        outside: Outside = OUTSIDE,
     ) -> None:
         self.limits = limits
         self.log = log
-        self.guard = Guard(policy, guard or GuardSettings(), log, cpu_clock)
+        self.guard = Guard(policy, guard or GuardSettings(), log, cpu_clock, outside)
+        self.outside = outside
         self.relief = relief
         self.drafter = drafter
-        self.memory = KVMemory(
-            pool, cache=prefix_cache, allocation=allocation, host=relief.make_host_pool()
-        )
+        self.memory = self._make_memory(pool, prefix_cache, allocation)
         self.counters = Counters()
         self.service = ServiceBook()
         self._outputs: list[Output] = []
@@ -103,7 +105,11 @@ class Scheduler:
             self.guard, self.memory, self.limits, self.log, self.counters, self.service
         )
         self.planner = Planner(self.roster, self._shed, self.relief, self.drafter)
-        self.landing = Landing(self.roster, self._outputs)
+        self.landing = Landing(self.roster, self._outputs, self.outside)
+
+    def _make_memory(self, pool: BlockPool, cache: bool, allocation: Allocation) -> KVMemory:
+        host = self.relief.make_host_pool()
+        return KVMemory(pool, cache=cache, allocation=allocation, host=host, outside=self.outside)
 
     # ---------------------------------------------------------------- the door
 
@@ -360,17 +366,21 @@ class Scheduler:
         for request in self.roster.requests.values():
             self.counters.failed += 1
             self._refuse(request, FinishReason.ERROR, failure, now)
-        pool = BlockPool(self.memory.pool.total)
-        self.memory = KVMemory(
-            pool,
-            cache=self.memory.cache,
-            allocation=self.memory.allocation,
-            host=self.relief.make_host_pool(),
-        )
+        old = self.memory
+        self.memory = self._make_memory(BlockPool(old.pool.total), old.cache, old.allocation)
         if self.drafter is not None:
             self.drafter.forget_all()
         self._begin_empty()
         self._flights.clear()
+
+    def said_since(self, count: int) -> list[Output]:
+        """Outputs behind the first `count` that nobody has taken yet."""
+        return self._outputs[count:]
+
+    @property
+    def said(self) -> int:
+        """Outputs that nobody has taken yet."""
+        return len(self._outputs)
 
     def take_outputs(self) -> list[Output]:
         """Everything to say since the last call."""

@@ -152,10 +152,13 @@ class Speculation:
         if self._off or len(self._roster.decoding) > MOST_ROWS or not guessable(sequence):
             return False
         try:
-            return self._drafter.waits(sequence)
+            waits = self._drafter.waits(sequence)
         except Exception:
             self._switch_off()
             return False
+        if waits:
+            self._roster.log("wait", *sequence.name)
+        return waits
 
     def check(self) -> None:
         """Assert that the drafter holds nothing but for sequences that run."""

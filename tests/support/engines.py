@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from engine.inbox import Abort, FinishAt, Message, Submission
 from engine.limits import ClassLimits, Limits
 from engine.loop import Engine
 from engine.outputs import Finish, Look, Output, Stats
+from engine.outside import OUTSIDE, Outside
+from engine.recorder import Recorder
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from engine.speculation import Drafter
@@ -46,6 +49,7 @@ class Harness:
     """An engine that takes a step when told, checks its invariants, and remembers everything.
 
     host_blocks: what preempted requests may be offloaded to, unless `backend` says itself.
+    recorder: notes what the engine is given. outside: what else is measured, instead.
     """
 
     def __init__(
@@ -67,6 +71,9 @@ class Harness:
         allocation: Allocation = PAGED,
         drafter: Drafter | None = None,
         classes: Mapping[str, ClassLimits] | None = None,
+        recorder: Recorder | None = None,
+        outside: Outside = OUTSIDE,
+        cpu_clock: Callable[[], float] = time.thread_time,
         **scripted: Any,
     ) -> None:
         self.clock = VirtualClock()
@@ -78,16 +85,21 @@ class Harness:
         self.pool = BlockPool(blocks)
         self.policy = policy(services=services())
         self.log = DecisionLog()
+        self._recorder = recorder
+        if recorder is not None:
+            outside = recorder
         self.scheduler = Scheduler(
             self.policy,
             self.pool,
             Limits(budget, rows, model_len, classes or {}, prompt_budget),
             guard=guard,
-            log=self.log,
+            log=self._decided,
             prefix_cache=allocation.shares if prefix_cache is None else prefix_cache,
             allocation=allocation,
             relief=ReliefSettings(offload if host_blocks else None, recompute),
             drafter=drafter,
+            cpu_clock=cpu_clock,
+            outside=outside,
         )
         self.outputs: dict[tuple[int, int], list[Output]] = defaultdict(list)
         self.stats = Stats()
@@ -98,9 +110,15 @@ class Harness:
             cost=LinearCost(),
             emit=self._take,
             depth=depth,
+            recorder=recorder,
         )
         self.mail: list[Message] = []
         self._next_id = 0
+
+    def _decided(self, *entry: Any) -> None:
+        self.log(*entry)
+        if self._recorder is not None:
+            self._recorder.decided(*entry)
 
     def _take(self, outputs: Sequence[Output], look: Look) -> None:
         self.stats = look()
