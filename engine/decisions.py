@@ -11,6 +11,7 @@ Each entry is a tuple that starts with its kind:
     ("fallback", reason, until step)     ("policy", name)                 ("cut-hold", now)
     ("classes", [name, …])               the limits of classes were replaced
     ("finish", request, index, reason)   ("cancel", request)              ("fail", request)
+    ("draft", request, index, guesses)   ("wait", request, index)         to guess what follows it
 
 The same inbox, times and seed give the same bytes. Nothing here names text or token ids.
 """

@@ -43,6 +43,7 @@ class Recorded(Outside, Drafter):
         self._keys: deque[tuple[Name, List[bytes]]] = deque()
         self._turn = Turn()
         self._told = 0
+        self._error: Diverged | None = None
         self._cpu = 0
         self._batches: dict[int, Batch] = {}
         self._dropped: set[int] = set()
@@ -57,14 +58,22 @@ class Recorded(Outside, Drafter):
         self._told = 0
 
     def end(self) -> None:
-        """Raises Diverged if something was recorded that nobody asked for."""
+        """Raises Diverged if the turn asked for what was not recorded, whatever became of that, or
+        if something was recorded that nobody asked for."""
+        if self._error is not None:
+            raise self._error
         for what, left in (
             ("times", list(self._nows)),
             ("results", self._landed),
             ("names of blocks", self._keys),
         ):
             if left:
-                raise Diverged(f"{len(left)} {what} were recorded that nobody asked for")
+                raise self._diverged(f"{len(left)} {what} were recorded that nobody asked for")
+
+    def _diverged(self, why: str) -> Diverged:
+        """What to raise; the engine may take it for a fault of somebody else."""
+        self._error = self._error or Diverged(why)
+        return self._error
 
     # ---------------------------------------------------------------- the clock
 
@@ -72,7 +81,7 @@ class Recorded(Outside, Drafter):
         """The engine's clock."""
         now = next(self._nows, None)
         if now is None:
-            raise Diverged("the time was asked for once too often")
+            raise self._diverged("the time was asked for once too often")
         return now
 
     def cpu_time(self) -> float:
@@ -97,7 +106,7 @@ class Recorded(Outside, Drafter):
     def keys_for(self, name: Name, count: int) -> List[bytes]:
         """The names of the next blocks of a sequence."""
         if not self._keys or self._keys[0][0] != name or len(self._keys[0][1]) != count:
-            raise Diverged(f"{count} names of blocks of {name} were asked for")
+            raise self._diverged(f"{count} names of blocks of {name} were asked for")
         return self._keys.popleft()[1]
 
     # ---------------------------------------------------------------- the drafter
@@ -108,7 +117,7 @@ class Recorded(Outside, Drafter):
         known = {sequence.name: sequence for sequence in decodes}
         for name, count in self._turn.drafts:
             if name not in known:
-                raise Diverged(f"{name} was guessed, and does not decode")
+                raise self._diverged(f"{name} was guessed, and does not decode")
             yield known[name], [tokens.PLAIN] * count
 
     def waits(self, sequence: Sequence) -> bool:
@@ -131,7 +140,7 @@ class Recorded(Outside, Drafter):
             self._dropped.remove(ticket)
             return Sampled((), ())
         if not self._landed:
-            raise Diverged(f"step {batch.step} was not recorded to have landed here")
+            raise self._diverged(f"step {batch.step} was not recorded to have landed here")
         landed = self._landed.popleft()
         if landed.lost is not None:
             self._dropped.update(self._batches)
@@ -174,7 +183,7 @@ class Recorded(Outside, Drafter):
         """
         request = self._request(request_id)
         if request is None:
-            raise Diverged(f"request {request_id} has ended, and should search")
+            raise self._diverged(f"request {request_id} has ended, and should search")
         beams = {sequence.index: sequence for sequence in request.sequences}
         best = request.sequences[0].index
         ways = [(parent, tokens.PLAIN) for parent in parents]
