@@ -145,6 +145,30 @@ def quota_exceeded(message: str, retry_after: float | None) -> ApiError:
     )
 
 
+def grammars_busy() -> ApiError:
+    """503: so many schemas and grammars are being compiled that the next one would wait long."""
+    return ApiError(
+        503,
+        "Too many other schemas and grammars are being compiled.",
+        code="grammars_busy",
+        type=SERVER_ERROR,
+        headers=retry_headers(1.0),
+    )
+
+
+def grammars_unavailable(param: str) -> ApiError:
+    """501: this server cannot hold an answer to anything; trying again would not help."""
+    return ApiError(
+        501,
+        "This server has no structured outputs: what compiles schemas and grammars is not "
+        "installed, or does not start. Its log says more.",
+        code="structured_outputs_unavailable",
+        type=SERVER_ERROR,
+        param=param,
+        headers={"x-should-retry": "false"},
+    )
+
+
 def larger_than_budget(tenant: str, tokens: int, most: float) -> ApiError:
     """400: more tokens than the tenant may ever use at once, so waiting would not help."""
     return invalid(

@@ -500,12 +500,14 @@ class TextConfig(Section):
 class StructuredConfig(Section):
     """What answers may be held to: response_format, structured_outputs, tools."""
 
-    workers: Positive = Field(default=2, description="threads that compile schemas and grammars")
+    workers: Positive = Field(
+        default=2, description="processes that try schemas and grammars out; started when needed"
+    )
     max_bytes: Annotated[Size, Field(ge=1, le=MOST_GRAMMAR)] = Field(
         default=64 * 2**10, description="largest schema or grammar; more is answered 400"
     )
     timeout_s: Target = Field(
-        default=5.0, description="longest time that compiling one may take; then 400"
+        default=5.0, description="longest time that trying one out may take; then 400"
     )
     cache_entries: Positive = Field(
         default=64, description="compiled ones that are kept for the next request"

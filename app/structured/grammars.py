@@ -1,41 +1,43 @@
-"""The grammars of requests: compiled aside, bounded in size and time, and kept for the next one."""
+"""The grammars of requests: vetted and compiled aside, bounded, and kept for the next one."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from app.config.schema import StructuredConfig
+from app.errors import grammars_busy, grammars_unavailable
 from app.structured.bounds import Unfit
 from app.structured.matching import CompiledGrammar
 from app.structured.source import Source
+from app.structured.vetter import NotVetted, TookTooLong, Vetter
+from app.structured.vetting import NICE, STACK_BYTES
+from app.structured.vocabulary import Vocabulary
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 
 if TYPE_CHECKING:
     from app.structured.compiler import Compiler
 
-STACK_BYTES: Final = 64 * 2**20
-"""Stack of a thread that compiles: the library recurses along chains of references and rules, and
-at the usual 8 MiB some 1,000 of them end the process."""
-
-NICE: Final = 10
-"""How far threads that compile stand back, in Unix's unit."""
+log = logging.getLogger("octavo.structured")
 
 _stack_size = threading.Lock()
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. Made cheaply; works and takes memory once it is asked.
+    """Compiles grammars for one tokenizer. Starts threads and processes once it is asked.
 
     A grammar that is being compiled, or was, is compiled once for all who want it; what cannot be
-    is remembered, too. Least recently used ones make way.
+    is remembered, too. Least recently used ones make way. Without the library whatever asks for a
+    grammar is refused; the log says so when the server starts.
     """
 
     def __init__(self, config: StructuredConfig, tokenizer: Tokenizer) -> None:
@@ -43,55 +45,92 @@ class Grammars:
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._knowing = threading.Lock()
-        self._pool: Executor | None = None
+        vocabulary = Vocabulary.of(tokenizer)
+        self._compiler = _compiler(vocabulary)
+        dump = vocabulary.dump()
+        self._vetters = [Vetter(dump, config.timeout_s) for _ in range(config.workers)]
+        self._idle = self._vetters[:]
+        self._vetting = ThreadPoolExecutor(config.workers, thread_name_prefix="octavo-vetting")
+        self._compiling: Executor | None = None
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="octavo-masks")
-        self._compiler: Compiler | None = None
-        self._making = threading.Lock()
 
     async def get(self, source: Source) -> Grammar:
         """The grammar of a source. Call it on the event loop.
 
-        Raises ApiError: 400 for what cannot be followed, is too large or takes too long.
+        Raises ApiError: 400 for what cannot be followed, is too large or takes too long; 503 while
+        too many others are being compiled; 501 if none can be.
         """
         most = self._config.max_bytes
         if len(source.text) > most or len(source.text.encode("utf-8", "replace")) > most:
             raise source.refused(f"is longer than the {most} bytes that are possible here")
-        future = asyncio.wrap_future(self._future(source))
+        if self._compiler is None:
+            raise grammars_unavailable(source.param)
+        future = self._future(source)
+        made = asyncio.wrap_future(future)
+        made.add_done_callback(_heard)
         try:
-            return await asyncio.wait_for(asyncio.shield(future), self._config.timeout_s)
-        except TimeoutError:
-            took = f"takes longer than the {self._config.timeout_s:g} s that are possible here"
-            raise source.refused(took) from None
+            await asyncio.wait({made}, timeout=self._config.timeout_s)
+            if not (future.running() or future.done()):
+                raise grammars_busy()
+            return await asyncio.shield(made)
         except Unfit as reason:
             raise source.refused(str(reason)) from None
+        except NotVetted:
+            raise grammars_unavailable(source.param) from None
 
     def close(self) -> None:
-        """Give the threads back."""
+        """End the processes, and give the threads back."""
         self._masks.shutdown(wait=False, cancel_futures=True)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._vetting.shutdown(wait=False, cancel_futures=True)
+        for vetter in self._vetters:
+            vetter.close()
+        if self._compiling is not None:
+            self._compiling.shutdown(wait=False, cancel_futures=True)
 
     def _future(self, source: Source) -> Future[CompiledGrammar]:
-        """The grammar, or what it is going to be."""
-        if self._pool is None:
-            self._pool = _deep_pool(self._config.workers)
+        """The grammar, or what it is going to be. Raises ApiError."""
+        if self._compiling is None:
+            self._compiling = _deep_thread()
         key = source.key
         with self._knowing:
             future = self._known.get(key)
             if future is None:
-                future = self._known[key] = self._pool.submit(self._compile, source, key)
+                self._make_way()
+                future = self._known[key] = self._vetting.submit(self._make, source, key)
             self._known.move_to_end(key)
-            while len(self._known) > self._config.cache_entries:
-                self._known.popitem(last=False)
         return future
 
-    def _compile(self, source: Source, key: bytes) -> CompiledGrammar:
-        from app.structured.compiler import Compiler
+    def _make_way(self) -> None:
+        """Forget who was used least recently, and is made. Raises ApiError if nobody is."""
+        if len(self._known) < self._config.cache_entries:
+            return
+        for key, future in self._known.items():
+            if future.done():
+                del self._known[key]
+                return
+        raise grammars_busy()
 
-        with self._making:
-            if self._compiler is None:
-                self._compiler = Compiler(self._tokenizer)
-        start = self._compiler.compile(source)
+    def _make(self, source: Source, key: bytes) -> CompiledGrammar:
+        """Vet a grammar; only one that came through that is compiled here."""
+        assert self._compiling is not None
+        vetter = self._idle.pop()  # as many as threads that get here
+        try:
+            grammar = vetter.vet(source.kind, source.text)
+        except TookTooLong:
+            self._forget(key)  # at another time it may be in time
+            most = self._config.timeout_s
+            raise Unfit(f"takes longer than the {most:g} s that are possible here") from None
+        except NotVetted as error:
+            self._forget(key)
+            log.error("%s", error)
+            raise
+        finally:
+            self._idle.append(vetter)
+        return self._compiling.submit(self._compile, grammar, source, key).result()
+
+    def _compile(self, grammar: str, source: Source, key: bytes) -> CompiledGrammar:
+        assert self._compiler is not None
+        start = self._compiler.compile(grammar)
         forget = partial(self._forget, key)
         return CompiledGrammar(start, self._tokenizer, self._masks, forget, source.opening)
 
@@ -101,18 +140,34 @@ class Grammars:
             self._known.pop(key, None)
 
 
-def _deep_pool(workers: int) -> Executor:
-    """Threads with a deep stack, all of them started."""
-    pool = ThreadPoolExecutor(workers, "octavo-grammar", _step_aside)
-    together = threading.Barrier(workers)
+def _compiler(vocabulary: Vocabulary) -> Compiler | None:
+    """What compiles, made before there is anybody whom that holds up; None without the library."""
+    if find_spec("llguidance") is None:
+        log.warning(
+            "llguidance is not installed: requests for structured outputs and tools are refused"
+        )
+        return None
+    from app.structured.compiler import Compiler
+
+    return Compiler(vocabulary)
+
+
+def _heard(future: asyncio.Future[CompiledGrammar]) -> None:
+    """Nobody may be there any more to take an error in."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _deep_thread() -> Executor:
+    """One thread with a deep stack, started."""
+    pool = ThreadPoolExecutor(1, "octavo-grammar", _step_aside)
     with _stack_size:
         before = threading.stack_size(STACK_BYTES)
         try:
-            started = [pool.submit(together.wait) for _ in range(workers)]
+            started = pool.submit(threading.get_ident)
         finally:
             threading.stack_size(before)
-    for each in started:
-        each.result()
+    started.result()
     return pool
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import orjson
 
 from app.errors import ApiError, invalid
-
-Kind: TypeAlias = Literal["json", "regex", "choice", "grammar", "tools"]
+from app.structured.kinds import Kind
 
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 """The schema of `json_object`."""
-
-WHITESPACE: Final = r" |\n {0,20}"
-"""What may stand between two tokens of JSON: a space, or a line break and an indent. No more, or a
-weak model writes blanks until its answer is cut."""
 
 OPTIONS: Final = "x-guidance"
 """The member of a schema in which llguidance would take options."""

@@ -12,7 +12,8 @@ from app.errors import invalid
 from app.schemas.sampling import Generate
 from app.schemas.tools import Tool, ToolWishes
 from app.structured.bounds import Unfit, check_schema
-from app.structured.source import OPTIONS, WHITESPACE, Source, schema_text
+from app.structured.kinds import WHITESPACE
+from app.structured.source import OPTIONS, Source, schema_text
 from app.structured.wishes import check_controls, others_than_format
 
 OPENING: Final = "<tool_call>"

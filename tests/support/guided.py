@@ -12,7 +12,7 @@ from typing import Any
 
 from app.structured.bounds import Unfit
 from app.structured.compiler import Compiler
-from app.structured.source import Source
+from app.structured.notation import translate
 from app.text.tokenizer import Tokenizer
 from engine.backends.base import Backend
 from engine.blocks import BlockPool
@@ -57,7 +57,7 @@ def compile_all(compiler: Compiler, schemas: Sequence[Any]) -> Tried:
         if isinstance(schema, bool):
             schema = {"allOf": [schema]}
         try:
-            tried.starts[number] = compiler.compile(Source("json", json.dumps(schema), "p"))
+            tried.starts[number] = compiler.compile(translate("json", json.dumps(schema)))
         except Unfit as reason:
             tried.refused[number] = str(reason)
     return tried

@@ -11,10 +11,11 @@ import pytest
 
 from app.config.schema import StructuredConfig
 from app.errors import ApiError
-from app.structured import matching
+from app.structured import matching, vetter
 from app.structured.bounds import Unfit, check_grammar, check_schema
 from app.structured.grammars import Grammars
 from app.structured.source import Source, choice_source, json_source
+from app.structured.vetter import TookTooLong, Vetter
 from app.text.tokenizer import ByteTokenizer
 from engine.grammar import allows
 
@@ -170,16 +171,80 @@ async def test_the_least_recently_used_make_way():
     grammars.close()
 
 
-async def test_who_takes_too_long_is_told_so_and_the_next_one_has_it(monkeypatch):
-    go = threading.Event()
-    original = Grammars._compile
-    monkeypatch.setattr(Grammars, "_compile", lambda *a: (go.wait(60), original(*a))[1])
-    grammars = Grammars(StructuredConfig(timeout_s=0.01), ByteTokenizer())
-    with pytest.raises(ApiError, match="takes longer"):
-        await grammars.get(regex("a"))
-    go.set()
-    grammars._config = StructuredConfig()
+class Gate:
+    """Stands in for `Vetter.vet`: nothing goes through before `open` is set."""
+
+    def __init__(self, monkeypatch):
+        self.open = threading.Event()
+        self.asked = threading.Event()
+        original = Vetter.vet
+
+        def vet(vetter, kind, text):
+            self.asked.set()
+            assert self.open.wait(60)
+            return original(vetter, kind, text)
+
+        monkeypatch.setattr(Vetter, "vet", vet)
+
+
+async def test_who_only_waits_for_others_is_told_to_come_again(monkeypatch):
+    gate = Gate(monkeypatch)
+    grammars = Grammars(StructuredConfig(workers=1, timeout_s=0.01), ByteTokenizer())
+    first = asyncio.ensure_future(grammars.get(regex("a")))
+    assert await asyncio.to_thread(gate.asked.wait, 60)
+    with pytest.raises(ApiError, match="Too many") as caught:
+        await grammars.get(regex("b"))
+    assert (caught.value.status, "retry-after" in caught.value.headers) == (503, True)
+    gate.open.set()
+    assert await first  # it was being tried out, and that has its own bound
+    grammars.close()
+
+
+async def test_more_than_are_kept_do_not_wait(monkeypatch):
+    gate = Gate(monkeypatch)
+    grammars = Grammars(StructuredConfig(workers=1, cache_entries=2), ByteTokenizer())
+    waiting = [asyncio.ensure_future(grammars.get(regex(each))) for each in "aab"]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="Too many"):
+        await grammars.get(regex("c"))
+    gate.open.set()
+    first, same, _ = await asyncio.gather(*waiting)
+    assert first is same
+    assert await grammars.get(regex("c"))
+    grammars.close()
+
+
+async def test_what_took_too_long_is_tried_again(monkeypatch):
+    def vet(*args):
+        raise TookTooLong
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Vetter, "vet", vet)
+        grammars = Grammars(StructuredConfig(), ByteTokenizer())
+        with pytest.raises(ApiError, match="takes longer than the 5 s"):
+            await grammars.get(regex("a"))
     assert await grammars.get(regex("a"))
+    grammars.close()
+
+
+async def test_a_process_that_does_not_start_is_no_fault_of_the_client(monkeypatch, caplog):
+    monkeypatch.setattr(vetter, "MODULE", "app.nowhere")
+    grammars = Grammars(StructuredConfig(), ByteTokenizer())
+    with pytest.raises(ApiError) as caught:
+        await grammars.get(regex("a"))
+    assert (caught.value.status, caught.value.code) == (501, "structured_outputs_unavailable")
+    assert "ended with 1" in caplog.text
+    grammars.close()
+
+
+async def test_without_the_library_the_log_and_the_client_are_told(monkeypatch, caplog):
+    monkeypatch.setattr("app.structured.grammars.find_spec", lambda name: None)
+    grammars = Grammars(StructuredConfig(), ByteTokenizer())
+    assert "llguidance is not installed" in caplog.text
+    with pytest.raises(ApiError, match="no structured outputs") as caught:
+        await grammars.get(regex("a"))
+    assert (caught.value.status, caught.value.param) == (501, "p")
+    assert caught.value.headers["x-should-retry"] == "false"
     grammars.close()
 
 
@@ -189,6 +254,7 @@ async def test_a_text_that_is_too_long_is_refused_before_any_work():
         with pytest.raises(ApiError, match="8 bytes"):
             await grammars.get(regex(text))
     assert not grammars._known
+    grammars.close()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from support.float_parity import MODEL
 from support.guided import SCHEMAS, accepts, answers, compile_all, rows_of, sample_of
 
 from app.structured.matching import CompiledGrammar
+from app.structured.vocabulary import Vocabulary
 from app.text.template import ChatTemplate, encode_segments
 from engine.outputs import FinishReason
 
@@ -52,7 +53,7 @@ def tokenizer():
 def compiler(tokenizer):
     from app.structured.compiler import Compiler
 
-    return Compiler(tokenizer)
+    return Compiler(Vocabulary.of(tokenizer))
 
 
 @pytest.fixture(scope="module")

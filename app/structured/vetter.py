@@ -1,0 +1,172 @@
+"""The server's side of a process that vets grammars (`app.structured.vetting`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+import orjson
+
+from app.structured.bounds import Unfit
+from app.structured.kinds import Kind
+from app.structured.vetting import read_frame, write_frame
+
+log = logging.getLogger("octavo.structured")
+
+START_S: Final = 60.0
+"""Seconds after which a process that does not get ready is given up."""
+
+QUICK_S: Final = 0.25
+"""Seconds after which a grammar gets only what CPU time nobody else wants."""
+
+MODULE: Final = "app.structured.vetting"
+
+
+class TookTooLong(Exception):
+    """A grammar was given up after its time."""
+
+
+class NotVetted(Exception):
+    """No process could be had, whatever the grammar."""
+
+
+class Vetter:
+    """One process, started when it is needed first and again after it ended.
+
+    vocabulary: a dump of one. timeout_s: of a grammar. Used by one thread at a time, but for
+    `close`.
+    """
+
+    def __init__(self, vocabulary: bytes, timeout_s: float) -> None:
+        self._vocabulary = vocabulary
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._changing = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def vet(self, kind: Kind, text: str) -> str:
+        """A grammar in the library's notation that compiles within the limits.
+
+        Raises Unfit, TookTooLong, or NotVetted.
+        """
+        process = self._ready()
+        answer = self._ask(process, orjson.dumps([kind, text]))
+        if answer is None:
+            self._end()
+            raise Unfit("takes more memory, or a deeper stack, than is possible here")
+        said = orjson.loads(answer)
+        if "unfit" in said:
+            raise Unfit(said["unfit"])
+        grammar: str = said["grammar"]
+        return grammar
+
+    def close(self) -> None:
+        """End the process, whatever it does. From any thread."""
+        with self._changing:
+            self._closed = True
+        self._end()
+
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """The process, which waits for a grammar. Raises NotVetted."""
+        process = self._process
+        if process is not None:
+            if process.poll() is None:
+                return process
+            self._end()
+        process = self._start()
+        assert process.stdin is not None
+        with suppress(OSError):
+            write_frame(process.stdin, self._vocabulary)
+            if _answer(process, START_S) == b"ready":
+                return process
+        self._end()
+        raise NotVetted(f"the process that vets grammars ended with {process.returncode}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """In a session of its own: signals for the server are not for it."""
+        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        with self._changing:
+            if self._closed:
+                raise NotVetted("the server is shutting down")
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", MODULE],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise NotVetted(f"the process that vets grammars does not start: {error}") from None
+            return self._process
+
+    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
+        """What it answers; None if it ended. Raises TookTooLong, and ends it.
+
+        One that has been put behind everybody cannot come back, so the next grammar has another.
+        """
+        assert process.stdin is not None
+        try:
+            write_frame(process.stdin, request)
+            try:
+                return _answer(process, min(QUICK_S, self._timeout_s))
+            except TimeoutError:
+                _put_behind_everybody(process)
+            answer = _answer(process, max(0.0, self._timeout_s - QUICK_S))
+        except TimeoutError:
+            self._end()
+            raise TookTooLong from None
+        except OSError:
+            return None
+        self._end()
+        return answer
+
+    def _end(self) -> None:
+        with self._changing:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """The next answer; None if there will be none. Raises TimeoutError."""
+    assert process.stdout is not None
+    if not _readable(process.stdout, timeout_s):
+        raise TimeoutError
+    return read_frame(process.stdout)
+
+
+def _readable(stream: IO[bytes], timeout_s: float) -> bool:
+    """Wait until there is something to read, or the end. Nothing is buffered between answers."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
+def _put_behind_everybody(process: subprocess.Popen[bytes]) -> None:
+    """Have a process run when no other wants to, where there is a way to say so."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{process.pid}/task"):
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
