@@ -80,13 +80,13 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt with what it may get. echo: the text that its answers begin with. scored: whether
-    the log-probabilities of its own tokens are asked for."""
+    """A prompt with what it may get. echo: the text that its answers begin with. scored: how many
+    alternatives to each of its own tokens are asked for; None if nothing is said of them."""
 
     ids: list[int]
     max_tokens: int
     echo: str = ""
-    scored: bool = False
+    scored: int | None = None
 
 
 def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) -> Generation:
@@ -101,7 +101,7 @@ def prepare_chat(service: Service, body: bytes, arrival: float, caller: Caller) 
     ids = chat_tokens(service, request.messages, options)
     max_tokens = fit(service, ids, "messages", request.token_limit, None)
     echo = request.messages[-1].content or "" if request.echo and options.continues else ""
-    prompts = [Prepared(ids, max_tokens, echo)]
+    prompts = [Prepared(ids, max_tokens, echo, request.prompt_logprobs)]
     if tools is None:
         return _choices(service, request, CHAT, prompts, arrival, caller)
     source = tools_source(tools, request)
@@ -149,10 +149,11 @@ def _completion_prompt(service: Service, request: CompletionRequest, prompt: One
     ids = completion_tokens(service, prompt, special=special)
     max_tokens = fit(service, ids, "prompt", request.token_limit, COMPLETION_DEFAULT)
     if not request.echo:
-        return Prepared(ids, max_tokens)
+        return Prepared(ids, max_tokens, scored=request.prompt_logprobs)
     hidden = request.skip_special_tokens is not False
     text = prompt if isinstance(prompt, str) else service.tokenizer.decode(ids, hidden)
-    return Prepared(ids, max_tokens, text, scored=request.alternatives is not None)
+    asked = [each for each in (request.alternatives, request.prompt_logprobs) if each is not None]
+    return Prepared(ids, max_tokens, text, scored=max(asked, default=None))
 
 
 def _check_count(service: Service, request: CompletionRequest, caller: Caller) -> None:
@@ -185,6 +186,8 @@ def _choices(
         usage=request.wants_usage,
         running_usage=request.wants_running_usage,
         logprobs=request.alternatives is not None,
+        alternatives=request.alternatives or 0,
+        prompt_logprobs=request.prompt_logprobs,
         token_ids=bool(request.return_token_ids),
         special=request.skip_special_tokens is False,
     )

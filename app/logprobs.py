@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of OpenAI's API.
+"""Log-probabilities in the two shapes of OpenAI's API, and those of a prompt in vLLM's.
 
 The numbers are of the raw logits: the same whatever temperature, bias or truncation is asked for.
 Text that a stop string cuts off keeps its entries: there is one for each generated token.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from engine.controls import TokenLogprobs
@@ -99,3 +100,28 @@ class CompletionLogprobs:
         start = self._offset
         self._offset += len(self._decoder.decode(self._shown(token)))
         return start
+
+
+def first_alternatives(known: Sequence[TokenLogprobs], most: int) -> list[TokenLogprobs]:
+    """The same with the `most` best alternatives; more may have been asked for elsewhere."""
+    return [each if len(each.top) <= most else replace(each, top=each.top[:most]) for each in known]
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], known: Sequence[TokenLogprobs], token_bytes: TokenBytes
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of a prompt, itself and its alternatives by their
+    ids. Nothing foretells the first."""
+
+    def told(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        text = token_bytes(token).decode("utf-8", "replace")
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+    places: list[dict[str, Any] | None] = [None]
+    for token, each in zip(prompt[1:], known, strict=True):
+        place = {str(token): told(token, each.logprob, each.rank)}
+        for rank, (other, logprob) in enumerate(each.top, 1):
+            if other != token:
+                place[str(other)] = told(other, logprob, rank)
+        places.append(place)
+    return places

@@ -41,9 +41,11 @@ def check(service: Service, request: Generate) -> None:
 
 
 def row_controls(
-    service: Service, request: Generate, answers: Answers, *, scored: bool = False
+    service: Service, request: Generate, answers: Answers, *, scored: int | None = None
 ) -> RowControls:
-    """The sampling record of a checked request. scored: with the log-probabilities of its prompt.
+    """The sampling record of a checked request.
+
+    scored: alternatives that the log-probabilities of its prompt have; None for none at all.
 
     A seed that is not given is drawn, so that a request is reproducible from its submission.
     Raises ApiError (400) where it may leave no token to choose.
@@ -72,7 +74,7 @@ def row_controls(
         eos_ids=service.tokenizer.eos_ids,
         stop_ids=frozenset(request.stop_token_ids or ()),
         logprobs=logprobs,
-        prompt_logprobs=request.alternatives if scored else None,
+        prompt_logprobs=scored,
     )
     _check_possible(service, controls)
     return controls

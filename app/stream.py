@@ -34,6 +34,9 @@ from app.service import Service
 from app.text.sequence import SequenceText
 from engine.outputs import Output
 
+REPORTED_BYTES = 64
+"""What it takes to tell how likely a token of a prompt is, in the bytes that `off_loop` counts."""
+
 Result = TypeVar("Result")
 News = Mapping[Choice, list[Piece]]
 
@@ -127,7 +130,11 @@ class GenerationResponse:
     async def _whole(self, reader: Reader, receive: Receive) -> Response:
         pieces = await unless_left(receive, self._read_all(reader))
         said = [(choice, merge(pieces[choice])) for choice in self._choices.values()]
-        body = self._generation.reply.whole(self._chosen(said), self._report(reader))
+        told = REPORTED_BYTES * sum(len(choice.prompt_logprobs) for choice, _ in said)
+        reply = self._generation.reply
+        body = await self._service.off_loop(
+            told, reply.whole, self._chosen(said), self._report(reader)
+        )
         return Response(body, media_type="application/json")
 
     def _chosen(self, said: list[tuple[Choice, Piece]]) -> list[tuple[Choice, Piece]]:

@@ -97,11 +97,13 @@ class TokenLogprobs:
     """Natural-log probabilities at one sampled position, of the raw logits.
 
     Raw means before bias, penalties, temperature and truncation, so that the numbers are the same
-    whatever the sampling controls. `top` is sorted, best first.
+    whatever the sampling controls. `top` is sorted, best first. `rank` is 1 for the likeliest
+    token, and 0 where it was not counted: it is for tokens of prompts.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

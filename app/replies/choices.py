@@ -10,7 +10,12 @@ from app.choices import Choice, Piece
 from app.chunks import DONE, Chunks, Extra, Identity, Usage, completion_body, error_event
 from app.dialects import Dialect
 from app.errors import ApiError
-from app.logprobs import ChatLogprobs, CompletionLogprobs
+from app.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    first_alternatives,
+    prompt_logprobs,
+)
 from app.replies.base import Report
 from app.text.tokenizer import Tokenizer
 
@@ -20,12 +25,16 @@ class Wishes:
     """What a client wants to see beside the text.
 
     usage: tokens counted behind a stream; running_usage: and in each of its chunks. logprobs,
-    token_ids: of the answers. special: whether control tokens are shown in the text.
+    token_ids: of the answers. alternatives: how many the logprobs have. prompt_logprobs: how many
+    those of the prompt have; None for nothing of them. special: whether control tokens are shown in
+    the text.
     """
 
     usage: bool = False
     running_usage: bool = False
     logprobs: bool = False
+    alternatives: int = 0
+    prompt_logprobs: int | None = None
     token_ids: bool = False
     special: bool = False
 
@@ -72,6 +81,8 @@ class ChoicesReply:
         extra: dict[str, Any] = {}
         if self._wishes.token_ids and not self._dialect.prompts_in_choices:
             extra["prompt_token_ids"] = self._prompts[0].ids
+        if self._wishes.prompt_logprobs is not None and not self._dialect.prompts_in_choices:
+            extra["prompt_logprobs"] = self._of_the_prompt(choices[0][0])
         if report.metrics is not None:
             extra["metrics"] = report.metrics
         return completion_body(self._dialect.object, self._identity, spelled, report.usage, extra)
@@ -88,6 +99,8 @@ class ChoicesReply:
             spelled["token_ids"] = piece.tokens
             if self._dialect.prompts_in_choices:
                 spelled["prompt_token_ids"] = prompt.ids
+        if self._wishes.prompt_logprobs is not None and self._dialect.prompts_in_choices:
+            spelled["prompt_logprobs"] = self._of_the_prompt(choice)
         return spelled
 
     # ---------------------------------------------------------------- piece by piece
@@ -147,8 +160,14 @@ class ChoicesReply:
             self._logprobs[choice.index] = renderer
             prompt = self._prompts[choice.prompt]
             if prompt.echo and isinstance(renderer, CompletionLogprobs):
-                renderer.begin_with(prompt.ids, choice.prompt_logprobs, prompt.echo)
+                known = first_alternatives(choice.prompt_logprobs, self._wishes.alternatives)
+                renderer.begin_with(prompt.ids, known, prompt.echo)
         return renderer.render(piece.entries)
+
+    def _of_the_prompt(self, choice: Choice) -> list[dict[str, Any] | None]:
+        known = first_alternatives(choice.prompt_logprobs, self._wishes.prompt_logprobs or 0)
+        ids = self._prompts[choice.prompt].ids
+        return prompt_logprobs(ids, known, self._tokenizer.token_bytes)
 
     def _shown(self, token: int) -> bytes:
         """The bytes of a token as far as they are in the text."""

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from app.schemas.parsing import WireModel, refused, unsupported
-from app.schemas.sampling import Generate, PositiveInt
+from app.schemas.sampling import Generate, PositiveInt, PromptLogprobs
 from app.schemas.shapes import documented, list_of
 from app.schemas.tools import (
     FunctionCall,
@@ -147,6 +147,7 @@ class ChatRequest(Generate):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: PromptLogprobs = None
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

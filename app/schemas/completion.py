@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, PlainValidator, field_validator
 
 from app.schemas.parsing import refused, unsupported
-from app.schemas.sampling import MAX_N, Generate
+from app.schemas.sampling import MAX_N, Generate, PromptLogprobs
 from app.schemas.shapes import documented, list_of
 
 OnePrompt: TypeAlias = str | list[int]
@@ -50,6 +50,7 @@ Prompts: TypeAlias = Annotated[
 class CompletionRequest(Generate):
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    prompt_logprobs: PromptLogprobs = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     add_special_tokens: bool | None = None
     suffix: str | None = None

@@ -75,6 +75,14 @@ class CompletionLogprobsReply(ReplyModel):
     text_offset: list[int]
 
 
+class PromptToken(ReplyModel):
+    """A token at some place of a prompt. `rank` is 1 for the likeliest there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class CalledFunction(ReplyModel):
     """The arguments are JSON by the function's schema, unless the answer was cut."""
 
@@ -122,6 +130,7 @@ class ChatCompletion(ReplyModel):
     usage: UsageReply
     system_fingerprint: None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptToken] | None] | None = None
     metrics: dict[str, Any] | None = None
 
 
@@ -135,6 +144,7 @@ class CompletionChoice(ReplyModel):
     stop_reason: str | int | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, PromptToken] | None] | None = None
 
 
 class Completion(ReplyModel):

@@ -87,6 +87,17 @@ Bias: TypeAlias = Annotated[
 ]
 
 
+def at_once(value: int | None, info: ValidationInfo) -> int | None:
+    """The check of what no stream has a place for."""
+    if value is not None and info.data.get("stream"):
+        raise refused("is not available with stream: true")
+    return value
+
+
+PromptLogprobs: TypeAlias = Annotated[int | None, Field(ge=0, le=20), AfterValidator(at_once)]
+"""How many alternatives to report of each token of the prompt, beside itself; vLLM's field."""
+
+
 class StreamOptions(WireModel):
     """include_usage: the last chunk says how many tokens there were; continuous_usage_stats: each
     chunk says how many there are so far."""

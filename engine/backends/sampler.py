@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -354,10 +355,20 @@ def score(logits: Tensor, scored: Sequence[ScoredRow]) -> list[list[TokenLogprob
             part = logits[first + start : first + start + len(targets)]
             if not part.amax(dim=-1).isfinite().all():
                 raise RowFault([row.row], "the model computed NaN or infinite logits")
-            known += _scores(part, torch.tensor(targets), [row.alternatives] * len(targets))
+            tokens = torch.tensor(targets)
+            likely = _scores(part, tokens, [row.alternatives] * len(targets))
+            ranks = _ranks(part, tokens)
+            known += [replace(each, rank=rank) for each, rank in zip(likely, ranks, strict=True)]
         first += len(row.targets)
         result.append(known)
     return result
+
+
+def _ranks(logits: Tensor, tokens: Tensor) -> list[int]:
+    """The place of each row's token among all, by logits [rows, vocab]; the likeliest is 1."""
+    better = logits > logits.gather(1, tokens[:, None])
+    ranks: list[int] = (better.sum(dim=-1) + 1).tolist()
+    return ranks
 
 
 def _logprobs(

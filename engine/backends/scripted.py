@@ -140,7 +140,7 @@ class ScriptedBackend:
         places = iter(batch.logit_rows[len(batch.sample_rows) :].tolist())
         return [
             [
-                TokenLogprobs(-(int(batch.positions[place]) + 1) / 10, ((token, 0.0),))
+                TokenLogprobs(-(int(batch.positions[place]) + 1) / 10, ((token, 0.0),), rank=1)
                 for token, place in zip(row.targets, places, strict=False)
             ]
             for row in batch.scored

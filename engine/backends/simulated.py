@@ -138,4 +138,4 @@ class SimulatedBackend:
 
 
 def _certain(token: int) -> TokenLogprobs:
-    return TokenLogprobs(0.0, ((token, 0.0),))
+    return TokenLogprobs(0.0, ((token, 0.0),), rank=1)

@@ -60,6 +60,13 @@ def test_each_row_has_as_many_alternatives_as_it_asks_for():
     ]
     expected = logits.double().log_softmax(dim=-1).amax(dim=-1).tolist()
     assert [each.logprob for each in [*none, *two]] == expected
+    assert {each.rank for each in [*none, *two]} == {1}
+
+
+def test_a_rank_counts_the_tokens_that_are_likelier():
+    logits = torch.tensor([[3.0, 1.0, 2.0, 1.0]] * 4)
+    (known,) = score(logits, [ScoredRow(0, 0, [0, 1, 2, 3], 1)])
+    assert [each.rank for each in known] == [1, 3, 2, 3]
 
 
 def test_logits_that_are_not_finite_are_a_fault_of_their_row():
