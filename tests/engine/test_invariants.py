@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.beams import branching, search_alone
 from support.built_in import BUILT_IN
+from support.draft_models import draft_model
 from support.drafts import Guesser, repeating
 from support.engines import NO_CPU_LIMIT, Harness
 from support.grammars import Expecting
@@ -48,10 +50,16 @@ SETUPS = st.builds(
 
 
 class Watch:
-    """Steps a harness through a workload and watches each step (`StepWatch`)."""
+    """Steps a harness through a workload and watches each step (`StepWatch`).
+
+    setup: of the harness; `draft`: what makes the draft model that it has.
+    """
 
     def __init__(self, policy, depth: int, setup: dict[str, Any]) -> None:
         guard = replace(NO_CPU_LIMIT, every=EVERY, window=WINDOW, max_hold_s=0.05)
+        if "draft" in setup:
+            setup = {**setup, "drafter": setup["draft"]()}
+            del setup["draft"]
         self.harness = Harness(
             policy=policy,
             depth=depth,
@@ -120,6 +128,8 @@ def play(
     assert harness.pool.free == harness.pool.total, "E12"
     host = harness.scheduler.roster.host
     assert host.free == host.total, "E12: host blocks"
+    if harness.scheduler.drafter is not None:
+        harness.scheduler.drafter.check(())  # E12
     assert harness.scheduler.guard.most_passed_over < EVERY, "E10"
     return watch
 
@@ -242,6 +252,45 @@ def test_they_hold_where_guesses_are_verified(
     assert counters.accepted_tokens <= counters.draft_tokens
     if not wrong and counters.draft_tokens > 40:
         assert counters.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ODD_POLICIES)
+@settings(max_examples=EXAMPLES // 16)
+@given(
+    arrivals=ARRIVALS,
+    setup=SETUPS,
+    wrong=st.sampled_from([0, 2, 8]),
+    blocks=st.integers(1, 16),
+    piece=st.sampled_from([1, 5, 128]),
+)
+def test_they_hold_beside_a_draft_model(
+    policy, depth, arrivals, setup, wrong, blocks, piece
+) -> None:
+    made = partial(draft_model, wrong, blocks=blocks, piece=piece)
+    counters = run(policy, depth, arrivals, {**setup, "draft": made}).harness.scheduler.counters
+    assert counters.accepted_tokens <= counters.draft_tokens
+    assert counters.draft_faults == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ODD_POLICIES)
+@settings(max_examples=MANY_EXAMPLES // 10)
+@given(
+    arrivals=ARRIVALS,
+    setup=SETUPS,
+    wrong=st.sampled_from([0, 2, 8]),
+    blocks=st.integers(1, 16),
+    piece=st.sampled_from([1, 5, 128]),
+)
+def test_they_hold_beside_a_draft_model_in_many_more_examples(
+    policy, depth, arrivals, setup, wrong, blocks, piece
+) -> None:
+    made = partial(draft_model, wrong, blocks=blocks, piece=piece)
+    counters = run(policy, depth, arrivals, {**setup, "draft": made}).harness.scheduler.counters
+    assert counters.draft_faults == 0
 
 
 @pytest.mark.slow
