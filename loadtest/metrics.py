@@ -40,7 +40,16 @@ Floats = npt.NDArray[np.float64]
 
 def report(run: Simulation) -> dict[str, Any]:
     """The figures of a run, by name."""
-    records = run.records
+    return {
+        **of_requests(run.records),
+        "forced_admissions": run.forced_admissions,
+        "policy_faults": dict(run.policy_faults),
+        "steps": run.counters.steps,
+    }
+
+
+def of_requests(records: Sequence[Record]) -> dict[str, Any]:
+    """Those figures of a run that are in its requests, wherever they ran."""
     duration = _duration(records)
     whole = figures(records, duration)
     return {
@@ -49,10 +58,7 @@ def report(run: Simulation) -> dict[str, Any]:
         "by_tenant": _by(records, lambda record: record.arrival.tenant, duration, whole),
         "by_class": _by(records, lambda record: record.arrival.slo_class, duration, whole),
         "jain": fairness(records),
-        "forced_admissions": run.forced_admissions,
-        "policy_faults": dict(run.policy_faults),
         "duration_s": duration,
-        "steps": run.counters.steps,
     }
 
 

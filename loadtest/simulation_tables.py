@@ -22,13 +22,18 @@ Figures = Mapping[str, Any]
 def tables(answer: Figures) -> Iterator[RenderableType]:
     """What ran, its latencies, and whose they are. `answer` is what `--json` prints."""
     yield _facts(answer)
-    yield _latencies(answer)
+    yield latencies(answer)
+    yield from groups(answer)
+
+
+def groups(answer: Figures) -> Iterator[RenderableType]:
+    """The figures of classes and of tenants, where there are several."""
     for kind in ("class", "tenant"):
-        groups = answer[f"by_{kind}"]
-        if len(groups) > 1:
-            yield _groups(kind, groups)
-            if len(groups) > MOST:
-                yield Text(f"and {len(groups) - MOST} more; --json has them all")
+        found = answer[f"by_{kind}"]
+        if len(found) > 1:
+            yield _groups(kind, found)
+            if len(found) > MOST:
+                yield Text(f"and {len(found) - MOST} more; --json has them all")
 
 
 def _facts(answer: Figures) -> Table:
@@ -61,13 +66,14 @@ def _lines(answer: Figures) -> Iterator[tuple[str, str]]:
         yield "policy faults", saved
 
 
-def _latencies(answer: Figures) -> Table:
+def latencies(answer: Figures) -> Table:
+    """Mean and percentiles of every latency."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("seconds")
     for heading in ("mean", "p50", "p99"):
         table.add_column(heading, justify="right")
     for key, words in TIMES.items():
-        table.add_row(words, *(_seconds(answer[key][each]) for each in ("mean", "p50", "p99")))
+        table.add_row(words, *(seconds(answer[key][each]) for each in ("mean", "p50", "p99")))
     return table
 
 
@@ -82,16 +88,16 @@ def _groups(kind: str, groups: Mapping[str, Figures]) -> Table:
             name,
             f"{figures['requests']:,}",
             f"{figures['shed']:,}",
-            _seconds(figures["ttft_s"]["mean"]),
-            _seconds(figures["ttft_s"]["p99"]),
-            _seconds(figures["itl_s"]["p99"]),
-            _seconds(figures["e2e_s"]["mean"]),
+            seconds(figures["ttft_s"]["mean"]),
+            seconds(figures["ttft_s"]["p99"]),
+            seconds(figures["itl_s"]["p99"]),
+            seconds(figures["e2e_s"]["mean"]),
             f"{figures['output_tok_s']:,.1f}",
         )
     return table
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
     """Three significant digits or so."""
     if value is None:
         return ""

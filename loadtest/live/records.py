@@ -1,0 +1,118 @@
+"""What became of requests that were sent to a server, as their client saw it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from loadtest.live.server_metrics import Look
+from loadtest.simulation import NO_TARGETS, Record, Targets
+from loadtest.traces import Arrival
+
+REFUSALS: Final = (429, 503)
+"""Statuses of who was turned away: shed, as opposed to failed."""
+
+
+@dataclass(slots=True)
+class LiveRecord:
+    """What became of one request. Times in seconds from the start of the run.
+
+    arrival: `at` is when it was due. sent_at: when it was on its way, which is later where the
+    client lagged. chunk_times: when each chunk of the answer came. output_tokens: as the server
+    counts them. queue_s: from arrival at the server to admission, by the server's word, if it says
+    so (`api.per_request_metrics`). error: the code of the error, None if all went well: the
+    server's, http_STATUS, connection, connection_lost, timeout, cut_short (no end of the stream),
+    too_few_tokens, invalid_event. arm: `x-ab-arm` of the reply.
+    """
+
+    arrival: Arrival
+    sent_at: float = 0.0
+    chunk_times: array[float] = field(default_factory=lambda: array("d"))
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float | None = None
+    status: int = 0
+    error: str | None = None
+    arm: str | None = None
+
+    @property
+    def lag(self) -> float:
+        """How late the client was, in seconds."""
+        return self.sent_at - self.arrival.at
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server turned it away."""
+        return self.error is not None and self.status in REFUSALS
+
+    def as_simulated(self, targets: Targets = NO_TARGETS, *, since_sent: bool = False) -> Record:
+        """The same as the simulation has it, so that the same figures are made of both.
+
+        Latencies count from when the request was due, or from when it was sent. Tokens that came in
+        one chunk came at the same time. Every error is a `shed`.
+        """
+        arrival = replace(self.arrival, at=self.sent_at) if since_sent else self.arrival
+        times = array("d", self.chunk_times)
+        if times and self.error is None:
+            times.extend([times[-1]] * (self.arrival.output_tokens - len(times)))
+            del times[self.arrival.output_tokens :]
+        admitted = None if self.queue_s is None else self.sent_at + self.queue_s
+        return Record(
+            arrival,
+            targets,
+            admitted_at=admitted,
+            token_times=times,
+            shed=self.error,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run against a server: its requests in order of arrival, and looks at the server meanwhile.
+
+    targets: by class. url, model: who answered.
+    """
+
+    requests: Sequence[LiveRecord]
+    looks: Sequence[Look]
+    url: str
+    model: str
+    targets: Mapping[str, Targets] = field(default_factory=dict)
+
+    def records(self, *, since_sent: bool = False) -> list[Record]:
+        """The requests as the simulation has them; see `LiveRecord.as_simulated`."""
+        return [
+            request.as_simulated(
+                self.targets.get(request.arrival.slo_class, NO_TARGETS), since_sent=since_sent
+            )
+            for request in self.requests
+        ]
+
+    def errors(self) -> dict[str, int]:
+        """How many requests ended with each error, the most frequent first."""
+        counts = Counter(request.error for request in self.requests if request.error is not None)
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def jsonable(request: LiveRecord) -> dict[str, Any]:
+    """A record with every time that was noted, for scripts."""
+    arrival = request.arrival
+    return {
+        "due_s": arrival.at,
+        "sent_s": request.sent_at,
+        "chunks_s": list(request.chunk_times),
+        "tenant": arrival.tenant,
+        "class": arrival.slo_class,
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "cached_tokens": request.cached_tokens,
+        "queue_s": request.queue_s,
+        "status": request.status,
+        "error": request.error,
+        "arm": request.arm,
+    }
