@@ -23,6 +23,8 @@ from engine.batch import BLOCK
 from engine.decisions import DecisionSink, no_log
 from loadtest.profiles import Profile
 from loadtest.simulation import Machine, Simulation, Targets, simulate
+from loadtest.simulation.scatter import Scatter
+from loadtest.simulation.usage import Usage
 from loadtest.traces import Arrival
 from policies.base import Policy, Services
 
@@ -84,6 +86,8 @@ class House:
         seed: int = 0,
         log: DecisionSink = no_log,
         tick: Callable[[], None] = lambda: None,
+        scatter: Scatter | None = None,
+        usage: Usage | None = None,
     ) -> Simulation:
         """Let the requests of a trace run in it; see `loadtest.simulation.simulate`."""
         return simulate(
@@ -95,6 +99,8 @@ class House:
             seed=seed,
             log=log,
             tick=tick,
+            scatter=scatter,
+            usage=usage,
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.outputs import Counters
 from loadtest.traces import Arrival
+from policies.base import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulated run: its requests in order of arrival, and the engine's counts at the end."""
+    """A simulated run: its requests in order of arrival; the engine's counts and the policy at the
+    end."""
 
     records: Sequence[Record]
     counters: Counters
     forced_admissions: int
     policy_faults: Mapping[str, int]
+    policy: Policy

@@ -22,10 +22,15 @@ GREEDY: Final = RowControls(temperature=0.0, ignore_eos=True)
 ENDING: Final = RowControls(temperature=0.0, eos_ids=frozenset({END}))
 
 
-def submissions(records: Sequence[Record], weights: Mapping[str, float]) -> Iterator[Submission]:
+def submissions(
+    records: Sequence[Record],
+    weights: Mapping[str, float],
+    arrived: Callable[[], None] | None = None,
+) -> Iterator[Submission]:
     """Each request when its time has come, so that only those alive take memory.
 
     weights: of tenants, by name; DEFAULT stands for all others, and without it they have 1.
+    arrived: called once for each when it is in the mail.
     """
     usual = weights.get(DEFAULT, 1.0)
     for number, record in enumerate(records):
@@ -46,6 +51,8 @@ def submissions(records: Sequence[Record], weights: Mapping[str, float]) -> Iter
             tpot_target=targets.tpot,
             prompt_keys=_keys(number, arrival),
         )
+        if arrived is not None:  # who replays them has taken it, and asks for the next
+            arrived()
 
 
 def _prompt(number: int, arrival: Arrival) -> list[int]:

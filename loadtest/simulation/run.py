@@ -18,11 +18,14 @@ from engine.blocks import BlockPool
 from engine.clock import VirtualClock
 from engine.decisions import DecisionSink, no_log
 from engine.loop import Engine
+from engine.outputs import Look, Output
 from engine.replay import replay
 from engine.scheduler import Scheduler
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.records import NO_TARGETS, Record, Simulation, Targets
 from loadtest.simulation.requests import Answering, AnswersThatEnd, endless, submissions
+from loadtest.simulation.scatter import Scatter
+from loadtest.simulation.usage import Usage
 from loadtest.simulation.watch import Watch
 from loadtest.traces import Arrival
 from policies.base import Policy, Services
@@ -46,20 +49,24 @@ def simulate(
     seed: int = 0,
     log: DecisionSink = no_log,
     tick: Callable[[], None] = lambda: None,
+    scatter: Scatter | None = None,
+    usage: Usage | None = None,
 ) -> Simulation:
     """Let the requests of a trace run under a policy until all have ended.
 
     arrivals: in order of arrival. targets: by class; a class without any was promised nothing.
     weights: of tenants; "default" stands for all others. seed: of the policy's and the noise's
     random numbers. log: gets the decisions. tick: called once for every request that has ended.
+    scatter: of the steps' times, in place of the machine's noise. usage: is told of every step.
     Raises ValueError for a machine without room for a block.
     """
     promised = targets or {}
     records = [Record(each, promised.get(each.slo_class, NO_TARGETS)) for each in arrivals]
     watch = Watch(records, log, tick)
     clock = VirtualClock()
+    chosen = policy(services=Services(machine.cost, random.Random(seed)))
     scheduler = Scheduler(
-        policy(services=Services(machine.cost, random.Random(seed))),
+        chosen,
         BlockPool(machine.blocks),
         machine.limits,
         guard=machine.guard,
@@ -69,27 +76,37 @@ def simulate(
         relief=machine.relief,
         cpu_clock=_no_cpu_time,
     )
+
+    def emit(outputs: Sequence[Output], look: Look) -> None:
+        watch.emitted(outputs, look)
+        if usage is not None:
+            usage.after(scheduler, look)
+
     engine = Engine(
         scheduler=scheduler,
-        backend=_backend(machine, records, clock, seed),
+        backend=_backend(machine, records, clock, scatter or _noise(machine.noise, seed)),
         clock=clock,
         cost=machine.cost,
-        emit=watch.emitted,
+        emit=watch.emitted if usage is None else emit,
         depth=machine.depth,
     )
     with _collecting_seldom():
-        replay(engine, clock, submissions(records, weights))
+        replay(engine, clock, submissions(records, weights, scatter.arrived if scatter else None))
     scheduler.check()
     return Simulation(
         records=records,
         counters=scheduler.counters,
         forced_admissions=scheduler.guard.forced_admissions,
         policy_faults=dict(scheduler.guard.saves),
+        policy=chosen,
     )
 
 
 def _backend(
-    machine: Machine, records: Sequence[Record], clock: VirtualClock, seed: int
+    machine: Machine,
+    records: Sequence[Record],
+    clock: VirtualClock,
+    noise: Callable[[], float] | None,
 ) -> SimulatedBackend:
     """The device, which looks at each answer only where some end before their maximum."""
     some_end = any(each.arrival.asked_tokens > each.arrival.output_tokens for each in records)
@@ -101,7 +118,7 @@ def _backend(
         answers=AnswersThatEnd(records) if some_end else endless,
         host_blocks=machine.host_blocks,
         move_seconds=machine.move_seconds,
-        noise=_noise(machine.noise, seed),
+        noise=noise,
     )
 
 

@@ -1,0 +1,1 @@
+"""Policies compared on the same requests, with honest statistics."""

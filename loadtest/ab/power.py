@@ -1,0 +1,45 @@
+"""How many seeds a difference takes to be seen."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from loadtest.ab.intervals import FEWEST, LEVEL
+from loadtest.ab.student import student_quantile
+
+EFFECT: Final = 0.05
+"""The difference that should be seen, as a part of the first arm's figure."""
+
+POWER: Final = 0.8
+"""How often it should be seen."""
+
+MOST: Final = 100_000
+"""Seeds; for more than that nobody waits."""
+
+
+def seeds_needed(spread: float, effect: float) -> int | None:
+    """Seeds that show a mean difference of `effect` in POWER of all experiments, at LEVEL.
+
+    spread: standard deviation of the differences. None for more than MOST, and where there is no
+    effect to see. One metric alone: a correction for several asks for more.
+    """
+    if not abs(effect) > 0:
+        return None
+    ratio = (spread / effect) ** 2
+    low, high = FEWEST, MOST
+    if _needed(ratio, high) > high:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _needed(ratio, middle) <= middle:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _needed(ratio: float, seeds: int) -> float:
+    """Seeds by the quantiles of so many: falls as they grow."""
+    degrees = seeds - 1
+    quantiles = student_quantile((1 + LEVEL) / 2, degrees) + student_quantile(POWER, degrees)
+    return ratio * quantiles**2
