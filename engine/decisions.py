@@ -6,6 +6,8 @@ Each entry is a tuple that starts with its kind:
     ("arrive", request, ticket)          ("reject", request, reason)      ("expire", request)
     ("admit", request, forced, recomputed)                                ("hold", until)
     ("decode", [request, index, …])      ("chunk", request, index, count)
+    ("known", request, index, count)     the decode gets so many: they are known already
+    ("forced", request, index, count)    so many tokens landed that a grammar leaves no choice about
     ("fork", request, index, source)     ("preempt", request, lost)       ("displace", request, by)
     ("offload", request, blocks)         ("restore", request, blocks)
     ("fallback", reason, until step)     ("policy", name)                 ("cut-hold", now)

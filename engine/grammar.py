@@ -5,7 +5,8 @@ gives each sequence a matcher, tells it which tokens have landed, and asks for m
 
     launch    prepare(matchers) ─▶ wait()     computed while the forward pass runs
     sample    under the mask
-    land      accept(token); over: the sequence ends; fault: its request fails
+    land      accept(token), and each token that is forced() after it;
+              over: the sequence ends; fault: its request fails
 
 A sequence with a grammar is not planned while a token of it is in flight: its mask depends on that
 token. So a matcher has always accepted exactly the known tokens that were generated, also after a
@@ -44,6 +45,14 @@ class Matcher(Protocol):
 
     def accept(self, token: int) -> None:
         """Take in the next token of the sequence. One that is not allowed is a fault."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next because the grammar leaves no choice, in order.
+
+        Nothing is taken in by asking. Masks allow nothing else at these places. None is always a
+        right answer; it only takes longer.
+        """
         ...
 
 

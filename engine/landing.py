@@ -9,6 +9,7 @@ from engine import beam_groups
 from engine.batch import BLOCK
 from engine.beam_search import Hypothesis
 from engine.controls import Sampled
+from engine.forced import follow
 from engine.outputs import Finish, FinishReason, Output, Timing
 from engine.outside import OUTSIDE, Outside
 from engine.plan import Flight
@@ -91,22 +92,25 @@ class Landing:
                 groups[request] = None
                 continue
             tokens = sequence.tokens
+            first = len(tokens) == request.prompt_length
             tokens.append(token)
             matcher = sequence.matcher
+            landed: tuple[int, ...] = (token,)
             if matcher is not None:
-                matcher.accept(token)
+                landed = self._follow(sequence, token)
+                token = landed[-1]
             known = len(tokens)
             request.last_token_at = now
-            request.service.output += 1
+            request.service.output += len(landed)
             if not current and request.phase is _PREEMPTED:
                 roster.prefix_changed(request)
             if observes:
-                roster.events.append(Tokens(request.view, 1))
-            output = Output(request.id, sequence.index, now, (token,))
+                roster.events.append(Tokens(request.view, len(landed)))
+            output = Output(request.id, sequence.index, now, landed)
             outputs.append(output)
             if logprobs is not None:
                 output.logprobs = (logprobs,)
-            if known == request.prompt_length + 1:
+            if first:
                 output.timing = Timing(request.submission.arrival, request.admitted_at)
                 output.cached = request.cached
                 output.prompt_logprobs = tuple(request.prompt_logprobs)
@@ -133,6 +137,15 @@ class Landing:
         """Requests that cannot go on in their grammar, by id, and why; since the last call."""
         faults, self._faults = self._faults, {}
         return faults
+
+    def _follow(self, sequence: EngineSequence, token: int) -> tuple[int, ...]:
+        """A token landed under a grammar: append those that it leaves no choice about, too."""
+        landed = follow(sequence, token)
+        if forced := len(landed) - 1:
+            self._counters.forced_tokens += forced
+            self._counters.generated_tokens += forced  # each output counts as one
+            self._log("forced", *sequence.name, forced)
+        return landed
 
     def _land_run(self, sequence: EngineSequence, epoch: int, run: Run, now: float) -> None:
         """Take in a row that verified guesses: what holds of it, at once.

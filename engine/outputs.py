@@ -93,7 +93,8 @@ class Counters:
     were looked for in the cache;
     offloaded_blocks and restored_blocks: blocks moved to host memory, and back;
     drafts: rows that verified guesses (`engine.speculation`), draft_tokens: the guesses, and
-    accepted_tokens: those that were right and were said; draft_faults: how often guessing failed.
+    accepted_tokens: those that were right and were said; draft_faults: how often guessing failed;
+    forced_tokens: generated tokens that a grammar left no choice about (`engine.forced`).
     """
 
     steps: int = 0
@@ -111,6 +112,7 @@ class Counters:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     draft_faults: int = 0
+    forced_tokens: int = 0
     admitted_tokens: int = 0
     looked_up_tokens: int = 0
     finished: int = 0

@@ -75,6 +75,11 @@ class Plan:
         self._grants.update(dict.fromkeys(sequences, 1))
         self.tokens += len(sequences)
 
+    def add(self, sequence: Sequence, more: int) -> None:
+        """So many more tokens of a sequence that was granted some will be computed."""
+        self._grants[sequence] += more
+        self.tokens += more
+
     def widen(self, sequence: Sequence, draft: list[int]) -> None:
         """Have guesses of what follows computed behind the one token that a sequence got."""
         self.drafts[sequence] = draft

@@ -158,13 +158,44 @@ class Planner:
                 served.append(sequence)
         if not served:
             return
+        self._grant_served(served, plan)
+        guided = [sequence for sequence in served if sequence.matcher is not None]
+        if guided and len(served) < limit:
+            self._grant_known(guided, limit - len(served), share.chunk, plan)
+
+    def _grant_served(self, served: list[Sequence], plan: Plan) -> None:
+        """One token for each of the decodes whose turn it was and who did not give way since."""
+        decoding = self.roster.decoding
         self._log_decodes(served)
-        plan.grant_one_each([s for s in served if s in decoding] if gave_way else served)
+        plan.grant_one_each([s for s in served if s in decoding] if plan.gave_way else served)
         if len(served) < len(decoding):
             for sequence in served:
                 if sequence in plan:
                     del decoding[sequence]
                     decoding[sequence] = None
+
+    def _grant_known(self, guided: list[Sequence], most: int, chunk: int, plan: Plan) -> None:
+        """Up to `most` more tokens for decodes that know more than one, since some were forced.
+
+        Each has got its first one. Nobody gives way for the others, and blocks that running prompts
+        still need are left to them. chunk: most tokens of one sequence.
+        """
+        spare = self.blocks_to_give()
+        for sequence in guided:
+            if most < 1:
+                return
+            if sequence.remaining < 2 or sequence not in plan:
+                continue
+            held = len(sequence.table) * BLOCK - sequence.reached
+            count = min(sequence.remaining, 1 + most, chunk, held + max(0, spare) * BLOCK)
+            if count < 2:
+                continue
+            free = self.memory.pool.free
+            self.memory.extend(sequence, count)
+            spare -= free - self.memory.pool.free
+            plan.add(sequence, count - 1)
+            most -= count - 1
+            self.roster.log("known", *sequence.name, count)
 
     def _log_decodes(self, served: list[Sequence]) -> None:
         """Say who decodes. Mostly they are those of the step before, and so are their names."""

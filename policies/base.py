@@ -212,7 +212,8 @@ class Hold:
 class Share:
     """How a step's budget is split. The engine clamps every number to its own limits.
 
-    decode: for running decodes; guesses that they verify (speculative decoding) are among it.
+    decode: for running decodes; guesses that they verify (speculative decoding) and tokens that a
+    grammar forced on them are among it.
     """
 
     decode: int

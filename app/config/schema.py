@@ -512,6 +512,9 @@ class StructuredConfig(Section):
     cache_entries: Positive = Field(
         default=64, description="compiled ones that are kept for the next request"
     )
+    forced_tokens: bool = Field(
+        default=True, description="whether what a grammar leaves no choice about takes no steps"
+    )
 
 
 class LogConfig(Section):

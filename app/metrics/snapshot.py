@@ -103,6 +103,11 @@ def _counters(stats: Stats) -> Iterable[Metric]:
             "Failures of who guesses; then nothing is guessed any more",
             totals.draft_faults,
         ),
+        (
+            "octavo_forced_tokens",
+            "Tokens that a grammar left no choice about",
+            totals.forced_tokens,
+        ),
         ("octavo_requests_arrived", "Requests that reached the engine", totals.arrived),
         ("octavo_requests_admitted", "Requests that were let in", totals.admitted),
         ("octavo_forced_admissions", "Admissions the guard gave away", stats.forced_admissions),

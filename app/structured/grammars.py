@@ -132,7 +132,14 @@ class Grammars:
         assert self._compiler is not None
         start = self._compiler.compile(grammar)
         forget = partial(self._forget, key)
-        return CompiledGrammar(start, self._tokenizer, self._masks, forget, source.opening)
+        return CompiledGrammar(
+            start,
+            self._tokenizer,
+            self._masks,
+            forget,
+            source.opening,
+            forces=self._config.forced_tokens,
+        )
 
     def _forget(self, key: bytes) -> None:
         """Have the next request compile a grammar anew. From any thread."""

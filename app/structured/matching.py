@@ -28,7 +28,7 @@ class CompiledGrammar:
     start: an LLMatcher that has accepted nothing; copies of it share what was found out about the
     grammar. words: 32-bit words of a mask. masks: where masks are computed, one thread. broken: is
     called when a matcher failed; what the grammar has found out may be the reason. opening: up to
-    this text an answer is free.
+    this text an answer is free. forces: whether tokens that it leaves no choice about are said.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class CompiledGrammar:
         masks: Executor,
         broken: Callable[[], None],
         opening: str = "",
+        *,
+        forces: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self._start = start
@@ -45,6 +47,7 @@ class CompiledGrammar:
         self._masks = masks
         self._broken = broken
         self._opening = opening.encode()
+        self.forces = forces
 
     def matcher(self) -> TokenMatcher:
         inner = self._start.deep_copy()
@@ -94,6 +97,20 @@ class TokenMatcher:
             if not self._inner.is_accepting():
                 self._fail("the grammar leads nowhere")
 
+    def forced(self) -> Sequence[int]:
+        """The tokens of what must come next, as the tokenizer would write it.
+
+        Without the last ones if what follows may belong to the same token.
+        """
+        if not self._grammar.forces:
+            return ()
+        began = time.thread_time()
+        tokens: list[int] = self._inner.compute_ff_tokens()
+        self._count(began)
+        if self._inner.is_error():
+            self._fail(TOO_COMPLEX)
+        return () if self.fault else tokens
+
     def fill(self, mask: Mask) -> bool:
         """Write the mask of what may come next. False if there is none: all may, or nothing."""
         if self.fault:
@@ -136,6 +153,9 @@ class FreeMatcher(TokenMatcher):
         if self._free and not self._follows(token):
             return
         super().accept(token)
+
+    def forced(self) -> Sequence[int]:
+        return () if self._free else super().forced()
 
     def fill(self, mask: Mask) -> bool:
         return not (self._free and not self._begun) and super().fill(mask)

@@ -229,7 +229,8 @@ def _tokens(outcome: Outcome | None, count: int) -> list[int]:
         last, landed = outcome.end, outcome.landed
     kind = {STOPS: tokens.ENDS, BREAKS: tokens.BREAKS}.get(last, tokens.WRONG)
     if count == 1:
-        return [tokens.PLAIN if kind == tokens.WRONG else kind]
+        kind = tokens.PLAIN if kind == tokens.WRONG else kind
+        return [tokens.forcing(landed - 1, kind)]
     right = [tokens.PLAIN] * (landed - 1)
     return [*right, kind, *[tokens.PLAIN] * (count - landed)]
 

@@ -19,9 +19,18 @@ WRONG: Final = 2
 BREAKS: Final = 3
 """It breaks the grammar."""
 
+FORCES: Final = 4
+"""From here on: see `forcing`."""
+
+
+def forcing(count: int, last: int) -> int:
+    """The token after which a grammar forces `count` more, the last of which is `last`."""
+    return FORCES * count + last
+
 
 class RecordedGrammar:
-    """A grammar that allows everything. Its end is an ending token, its faults are recorded."""
+    """A grammar that allows everything. Its end is an ending token; what it forces, and its faults,
+    are recorded."""
 
     def matcher(self) -> RecordedMatcher:
         return RecordedMatcher()
@@ -34,13 +43,19 @@ class RecordedGrammar:
 
 
 class RecordedMatcher:
-    """Breaks at the token that says so."""
+    """Breaks at the token that says so, and forces as many as one says."""
 
     over = False
 
     def __init__(self) -> None:
         self.fault = ""
+        self._forced: list[int] = []
 
     def accept(self, token: int) -> None:
+        count, last = divmod(token, FORCES)
+        self._forced = [PLAIN] * (count - 1) + [last] * (count > 0)
         if token == BREAKS:
             self.fault = "as recorded"
+
+    def forced(self) -> list[int]:
+        return self._forced

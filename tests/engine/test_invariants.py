@@ -6,6 +6,7 @@ Under random arrivals, groups, lengths, aborts and tiny pools, every odd policy,
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -79,17 +80,34 @@ class Watch:
         return worked
 
 
-def controls_of(arrival: Arrival, request: int, guided: bool) -> RowControls:
-    """guided: if it may be, the arrival is held to the answer that it gets anyway."""
+Forced = Callable[[int], int]
+"""How many tokens a grammar leaves no choice about once so many have come."""
+
+
+def no_tokens(place: int) -> int:
+    return 0
+
+
+def some_tokens(place: int) -> int:
+    """None mostly, then a few; once in a while more than any step has room for."""
+    return (0, 3, 0, 1, 0, 0, 20, 0, 2, 0, 70, 0, 0)[place % 13]
+
+
+def controls_of(arrival: Arrival, request: int, forced: Forced | None) -> RowControls:
+    """forced: if it may be, the arrival is held to the answer that it gets anyway."""
     controls = arrival.controls(request)
-    if not guided or arrival.searches:
+    if forced is None or arrival.searches:
         return controls
     prompt = arrival.tokens(request)
-    return replace(controls, grammar=Expecting(lambda place: prompt[place % len(prompt)]))
+    return replace(controls, grammar=Expecting(lambda place: prompt[place % len(prompt)], forced))
 
 
 def play(
-    policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any], guided: bool = False
+    policy,
+    depth: int,
+    arrivals: list[Arrival],
+    setup: dict[str, Any],
+    forced: Forced | None = None,
 ) -> Watch:
     watch = Watch(policy, depth, setup)
     harness = watch.harness
@@ -109,7 +127,7 @@ def play(
         request = harness.submit(
             arrival.tokens(harness._next_id + 1),
             arrival.max_tokens,
-            controls_of(arrival, harness._next_id + 1, guided and harness._next_id % 3 > 0),
+            controls_of(arrival, harness._next_id + 1, forced if harness._next_id % 3 else None),
             n=arrival.n,
             beams=arrival.beams,
             tenant=arrival.tenant,
@@ -177,13 +195,17 @@ def check_search(request: int, arrival: Arrival, index: int, outputs: list[Outpu
 
 
 def run(
-    policy, depth: int, arrivals: list[Arrival], setup: dict[str, Any], guided: bool = False
+    policy,
+    depth: int,
+    arrivals: list[Arrival],
+    setup: dict[str, Any],
+    forced: Forced | None = None,
 ) -> Watch:
-    watch = play(policy, depth, arrivals, setup, guided)
+    watch = play(policy, depth, arrivals, setup, forced)
     check_ends(watch, arrivals)
     if len(arrivals) % 4:  # replaying a part of the examples is enough
         return watch
-    again = play(policy, depth, arrivals, setup, guided)
+    again = play(policy, depth, arrivals, setup, forced)
     assert again.harness.log.encode() == watch.harness.log.encode(), "E4"
     return watch
 
@@ -233,7 +255,26 @@ def test_they_hold_under_every_built_in_policy(policy, depth, arrivals, setup) -
 @settings(max_examples=EXAMPLES // 8)
 @given(arrivals=ARRIVALS, setup=SETUPS)
 def test_they_hold_where_grammars_wait_for_tokens(policy, depth, arrivals, setup) -> None:
-    run(policy, depth, arrivals, setup, guided=True)
+    run(policy, depth, arrivals, setup, no_tokens)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ODD_POLICIES)
+@settings(max_examples=EXAMPLES // 16)
+@given(arrivals=ARRIVALS, setup=SETUPS, reserve=st.booleans())
+def test_they_hold_where_grammars_force_tokens(policy, depth, arrivals, setup, reserve) -> None:
+    setup = {**setup, "allocation": RESERVE if reserve else PAGED}
+    run(policy, depth, arrivals, setup, some_tokens)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", BUILT_IN.values(), ids=BUILT_IN)
+@settings(max_examples=EXAMPLES // 16)
+@given(arrivals=ARRIVALS, setup=SETUPS)
+def test_they_hold_where_tokens_are_forced_and_others_guessed(
+    policy, depth, arrivals, setup
+) -> None:
+    run(policy, depth, arrivals, {**setup, "drafter": Guesser(repeating)}, some_tokens)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -39,6 +40,13 @@ class StepwiseMatcher:
             self.fault = "the grammar is too complex"
         self.accepted.append(token)
 
+    def forced(self) -> list[int]:
+        assert not self.masking, "a matcher was asked while its mask was computed"
+        if not self.grammar.forces:
+            return []
+        left = self.grammar.places[len(self.accepted) :]
+        return [place[0] for place in takewhile(lambda place: len(place) == 1, left)]
+
     def mask(self) -> Mask:
         return mask_of(self.grammar.places[len(self.accepted)])
 
@@ -46,12 +54,13 @@ class StepwiseMatcher:
 class Stepwise:
     """A grammar of so many places, each of which allows some tokens.
 
-    breaks_at: the place whose token makes it faulty. matchers: all that it gave out. log: what was
-    asked of it, in order.
+    breaks_at: the place whose token makes it faulty. forces: whether it says which tokens it leaves
+    no choice about. matchers: all that it gave out. log: what was asked of it, in order.
     """
 
-    def __init__(self, *places: Sequence[int], breaks_at: int = -1) -> None:
+    def __init__(self, *places: Sequence[int], breaks_at: int = -1, forces: bool = False) -> None:
         self.places = places
+        self.forces = forces
         self.breaks_at = breaks_at
         self.matchers: list[StepwiseMatcher] = []
         self.log: list[str] = []
@@ -83,11 +92,15 @@ class Stepwise:
 class Expecting:
     """A grammar that allows everything, and whose matchers insist on certain tokens, in order.
 
-    expected: which token is the k-th, whatever came before.
+    expected: which token is the k-th, whatever came before. forced: how many tokens there is no
+    choice about once so many have come.
     """
 
-    def __init__(self, expected: Callable[[int], int]) -> None:
+    def __init__(
+        self, expected: Callable[[int], int], forced: Callable[[int], int] = lambda place: 0
+    ) -> None:
         self.expected = expected
+        self.forced = forced
 
     def matcher(self) -> ExpectingMatcher:
         return ExpectingMatcher(self)
@@ -117,3 +130,7 @@ class ExpectingMatcher:
     def accept(self, token: int) -> None:
         assert token == self.grammar.expected(self.accepted), "not the token that has landed"
         self.accepted += 1
+
+    def forced(self) -> list[int]:
+        grammar, place = self.grammar, self.accepted
+        return [grammar.expected(place + more) for more in range(grammar.forced(place))]

@@ -142,6 +142,49 @@ async def test_free_text_may_hold_anything(grammars, strange):
     assert not matcher.over
 
 
+# ── tokens without a choice ──
+
+
+async def test_what_leaves_no_choice_is_forced(grammars):
+    grammar, matcher = await start(grammars, regex("a(bcd|efg)h+"))
+    assert list(matcher.forced()) == [ord("a")]
+    matcher.accept(ord("a"))
+    assert list(matcher.forced()) == []
+    matcher.accept(ord("e"))
+    assert bytes(matcher.forced()) == b"fgh"
+    assert allowed(grammar, matcher) == {ord("f")}
+    for byte in b"fgh":
+        matcher.accept(byte)
+    assert list(matcher.forced()) == []  # it may end here
+    assert not matcher.fault
+
+
+async def test_nothing_is_forced_where_that_is_switched_off():
+    grammars = Grammars(StructuredConfig(forced_tokens=False), ByteTokenizer())
+    _, matcher = await start(grammars, regex("abc"))
+    assert list(matcher.forced()) == []
+    grammars.close()
+
+
+async def test_nothing_is_forced_on_free_text(grammars):
+    grammar = "start: opening /one/ | other\nopening[lazy]: /(.|\\n)*<go>/\nother: /(.|\\n)*/"
+    _, matcher = await start(grammars, Source("tools", grammar, "p", "<go>"))
+    for byte in b"on, on <g":
+        matcher.accept(byte)
+        assert list(matcher.forced()) == []
+    for byte in b"o>":
+        matcher.accept(byte)
+    assert bytes(matcher.forced()) == b"one"
+
+
+async def test_a_grammar_that_fails_while_it_is_asked_forces_nothing(grammars, monkeypatch):
+    _, matcher = await start(grammars, regex("a*"))
+    monkeypatch.setattr(matching, "SLOW_S", -1.0)
+    for _ in range(matching.MOST_SLOW + 1):
+        assert list(matcher.forced()) == []
+    assert matcher.fault == matching.TOO_COMPLEX
+
+
 # ── compiling ─────────────────────────────────────────────────────────────────────────────────
 
 
