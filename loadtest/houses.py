@@ -22,6 +22,7 @@ from engine.allocation import ALLOCATIONS
 from engine.batch import BLOCK
 from engine.decisions import DecisionSink, no_log
 from loadtest.profiles import Profile
+from loadtest.profiles.residuals import Residuals
 from loadtest.simulation import Machine, Simulation, Targets, simulate
 from loadtest.simulation.scatter import Scatter
 from loadtest.simulation.usage import Usage
@@ -109,7 +110,7 @@ def house_of(
     profile: Profile | None = None,
     *,
     pool_tokens: int | None = None,
-    noise: float = 0.0,
+    noise: float | Residuals = 0.0,
 ) -> House:
     """The house that a configuration describes, on the machine that a profile describes.
 
@@ -128,6 +129,7 @@ def house_of(
     else:
         cost, own_tokens = profile.cost, profile.pool_tokens
         host_blocks, move_seconds = profile.host_blocks, profile.move_s
+    own_length = profile.context_tokens if profile else None
     tokens = own_tokens if pool_tokens is None else pool_tokens
     if tokens is None:
         message = "the profile does not say how many tokens the KV cache holds"
@@ -145,7 +147,7 @@ def house_of(
             depth=engine.depth,
             noise=noise,
             prompt_step_tokens=engine.prompt_step_tokens,
-            model_len=config.model.max_model_len,
+            model_len=config.model.max_model_len or own_length,
             allocation=ALLOCATIONS[engine.allocation],
             host_blocks=host_blocks if "offload" in engine.relief else 0,
             move_seconds=move_seconds,

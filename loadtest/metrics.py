@@ -50,20 +50,20 @@ def report(run: Simulation) -> dict[str, Any]:
 
 def of_requests(records: Sequence[Record]) -> dict[str, Any]:
     """Those figures of a run that are in its requests, wherever they ran."""
-    duration = _duration(records)
-    whole = figures(records, duration)
+    seconds = duration(records)
+    whole = figures(records, seconds)
     return {
         **whole,
         "prefix_hit_rate": _prefix_hit_rate(records),
-        "by_tenant": _by(records, lambda record: record.arrival.tenant, duration, whole),
-        "by_class": _by(records, lambda record: record.arrival.slo_class, duration, whole),
+        "by_tenant": _by(records, lambda record: record.arrival.tenant, seconds, whole),
+        "by_class": _by(records, lambda record: record.arrival.slo_class, seconds, whole),
         "jain": fairness(records),
-        "duration_s": duration,
+        "duration_s": seconds,
     }
 
 
-def figures(records: Sequence[Record], duration: float) -> dict[str, Any]:
-    """The figures of some of a run's requests; duration: of the whole run, in seconds."""
+def figures(records: Sequence[Record], seconds: float) -> dict[str, Any]:
+    """The figures of some of a run's requests; seconds: of the whole run."""
     completed = [record for record in records if record.completed]
     tokens = sum(len(record.token_times) for record in records)
     return {
@@ -79,8 +79,8 @@ def figures(records: Sequence[Record], duration: float) -> dict[str, Any]:
             for record in completed
             if record.admitted_at is not None
         ),
-        "output_tok_s": _rate(tokens, duration),
-        "goodput_req_s": _rate(sum(record.met for record in records), duration),
+        "output_tok_s": _rate(tokens, seconds),
+        "goodput_req_s": _rate(sum(record.met for record in records), seconds),
         "preemptions": sum(record.preemptions for record in records),
         "recomputed_tokens": sum(record.recomputed_tokens for record in records),
     }
@@ -109,7 +109,7 @@ def _gaps(records: Sequence[Record]) -> Floats:
 def _by(
     records: Sequence[Record],
     name: Callable[[Record], str],
-    duration: float,
+    seconds: float,
     whole: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """The figures of each group. whole: those of all records, which may be one group."""
@@ -118,17 +118,18 @@ def _by(
         groups.setdefault(name(record), []).append(record)
     if len(groups) == 1:
         return {group: whole.copy() for group in groups}
-    return {group: figures(members, duration) for group, members in sorted(groups.items())}
+    return {group: figures(members, seconds) for group, members in sorted(groups.items())}
 
 
-def _duration(records: Sequence[Record]) -> float:
+def duration(records: Sequence[Record]) -> float:
+    """Seconds from the first arrival to the last token."""
     first = min((record.arrival.at for record in records), default=0.0)
     last = max((record.token_times[-1] for record in records if record.token_times), default=first)
     return last - first
 
 
-def _rate(count: int, duration: float) -> float:
-    return count / duration if duration else 0.0
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
 
 
 def _prefix_hit_rate(records: Sequence[Record]) -> float | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from engine.batch import Batch
+from engine.batch import Batch, StepShape
 from engine.clock import Clock, MonotonicClock, VirtualClock
 from engine.controls import Candidate, Sampled, SampleRow, ScoredRow, TokenLogprobs
 from engine.cost import LinearCost
 from engine.grammar import allows, first_allowed
+
+Noise = Callable[[StepShape, float], float]
+"""By what factor a step of this shape that starts at this time takes longer than predicted."""
 
 
 def alphabet(row: SampleRow) -> int:
@@ -26,7 +29,7 @@ class SimulatedBackend:
     the beams of a beam search go on with that token and the next ids, and that under a grammar a
     token which is not allowed gives way to the first that is.
     host_blocks: blocks that can be offloaded; each move, there or back, takes `move_seconds`.
-    noise: by what factor the next step takes longer than predicted.
+    noise: by what factor a step of this shape, started then, takes longer than predicted.
     """
 
     reads_arrays = False
@@ -41,7 +44,7 @@ class SimulatedBackend:
         *,
         host_blocks: int = 0,
         move_seconds: float = 0.0,
-        noise: Callable[[], float] | None = None,
+        noise: Noise | None = None,
     ) -> None:
         self._cost = cost
         self._total_blocks = total_blocks
@@ -65,7 +68,7 @@ class SimulatedBackend:
         *,
         host_blocks: int = 0,
         move_seconds: float = 0.0,
-        noise: Callable[[], float] | None = None,
+        noise: Noise | None = None,
     ) -> SimulatedBackend:
         """Steps that take no real time and let `clock` pass instead."""
         return cls(
@@ -94,7 +97,7 @@ class SimulatedBackend:
         started = max(self._clock.now(), self._free_at)
         seconds = self._cost.of(batch.shape)
         if self._noise is not None:
-            seconds *= self._noise()
+            seconds *= self._noise(batch.shape, started)
         moving = self._move_seconds * (len(batch.offloads) + len(batch.restores))
         self._free_at = started + moving + seconds
         self._done_at[batch.step] = self._free_at

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from loadtest.ab.noise import CommonNoise, log_normal
 from loadtest.houses import House
 from loadtest.metrics import report
+from loadtest.profiles.residuals import Residuals
 from loadtest.simulation import Record
 from loadtest.simulation.usage import Usage
 from loadtest.traces import Arrival
@@ -44,11 +45,18 @@ class SimulatedArm:
         self, arrivals: Sequence[Arrival], seed: int
     ) -> tuple[dict[str, Any], Sequence[Record]]:
         """As `Arm` says; the same arguments give the same figures."""
-        sigma, usage = self.house.machine.noise, Usage()
-        scatter = CommonNoise(log_normal(sigma), f"{self.noise} {seed}") if sigma else None
-        run = self.house.simulate(arrivals, seed=seed, scatter=scatter, usage=usage)
+        usage = Usage()
+        run = self.house.simulate(arrivals, seed=seed, scatter=self._scatter(seed), usage=usage)
         wasted = {"wasted_rows": wasted_rows(run.policy)}
         return {**report(run), **usage.report(), **wasted}, run.records
+
+    def _scatter(self, seed: int) -> CommonNoise | None:
+        """How its steps scatter: as its machine's do."""
+        noise, stream = self.house.machine.noise, f"{self.noise} {seed}"
+        if not noise:
+            return None
+        draw = noise.draw(stream) if isinstance(noise, Residuals) else log_normal(noise)
+        return CommonNoise(draw, stream)
 
 
 def wasted_rows(policy: Policy) -> float:

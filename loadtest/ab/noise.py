@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
-Draw = Callable[[random.Random], float]
-"""Draws a step's factor."""
+Draw = Callable[..., float]
+"""Draws a step's factor, from a generator, the step's shape and the time of its start."""
 
 
 class CommonNoise:
@@ -38,8 +39,8 @@ class CommonNoise:
         self._count += 1
         self._begin()
 
-    def __call__(self) -> float:
-        return self._draw(self._chance)
+    def __call__(self, *step: Any) -> float:
+        return self._draw(self._chance, *step)
 
     def _begin(self) -> None:
         self._chance = random.Random(f"{self._seed} {self._count}")
@@ -47,4 +48,4 @@ class CommonNoise:
 
 def log_normal(sigma: float) -> Draw:
     """Factors with a mean of one. sigma: standard deviation of the logarithm."""
-    return lambda chance: chance.lognormvariate(-sigma * sigma / 2, sigma)
+    return lambda chance, *step: chance.lognormvariate(-sigma * sigma / 2, sigma)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,46 +9,30 @@ import click
 import orjson
 from rich.console import Console
 
-from app.commands.options import policy_option
-from app.config import LoadedConfig
-from app.config.schema import SchedulerConfig
-from app.problems import BadConfiguration, Problem
 from engine.batch import BLOCK
 from loadtest.commands.options import POSITIVE, FiniteRange, loaded_if_asked, offer_options
-from loadtest.houses import ConfiguredPolicy, house_of
+from loadtest.commands.sim_setting import MEASURED, configured_setting, own_setting
 from loadtest.metrics import report
-from loadtest.profiles import Profile, find_profile
 from loadtest.progress import bar
-from loadtest.simulation import Machine, Simulation, Targets, simulate
 from loadtest.simulation_tables import tables
-from loadtest.traces import Arrival
 from loadtest.traces.offer import Offer
 
 MOST_POOL_TOKENS: Final = 2**26
 """More than fits into any machine; each block takes memory here as well."""
 
-USUAL_PROFILE: Final = "vtc_a10g"
-USUAL_POOL_TOKENS: Final = 10_000
-"""Where neither an option nor the profile says."""
 
-IN_CONFIG: Final = {
-    "policy": "scheduler.policy",
-    "params": "scheduler.params.NAME",
-    "step_tokens": "engine.max_step_tokens",
-    "rows": "engine.max_rows",
-    "ttft": "classes.NAME.ttft_s",
-    "tpot": "classes.NAME.tpot_s",
-    "e2e": "",
-}
-"""The options that a configuration takes the place of, and its keys."""
+class NoiseType(FiniteRange):
+    """A standard deviation, or MEASURED."""
 
+    name = "float or measured"
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is simulated: in words for JSON, and as a function of the arrivals, seed and tick."""
+    def __init__(self) -> None:
+        super().__init__(0, 2)
 
-    facts: dict[str, Any]
-    run: Callable[[list[Arrival], int, Callable[[], None]], Simulation]
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        return value if value == MEASURED else super().convert(value, param, context)
 
 
 @click.command()
@@ -96,10 +77,12 @@ class Setting:
 )
 @click.option(
     "--noise",
-    default=0.0,
-    type=FiniteRange(0, 2),
+    default="0",
+    type=NoiseType(),
+    metavar="SD",
     show_default=True,
-    help="How steps scatter around what the profile says: the standard deviation of the logarithm.",
+    help="How steps scatter around what the profile says: the standard deviation of the logarithm,"
+    " or measured: as the profile's residuals do.",
 )
 @click.option(
     "--pool-tokens",
@@ -178,7 +161,10 @@ def sim(
           --trace mooncake.jsonl --rate 3
     """
     loaded = loaded_if_asked(config_file, overrides)
-    setting = _own(**options) if loaded is None else _configured(context, loaded, **options)
+    if loaded is None:
+        setting = own_setting(**options)
+    else:
+        setting = configured_setting(context, loaded, **options)
     arrivals = offer.arrivals(seed)
     with bar("requests", len(arrivals)) as tick:
         run = setting.run(arrivals, seed, tick)
@@ -187,93 +173,3 @@ def sim(
         click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))
     else:
         Console().print(*tables(answer), sep="\n")
-
-
-def _own(
-    *,
-    policy: str,
-    params: tuple[str, ...],
-    profile: str | None,
-    noise: float,
-    pool_tokens: int | None,
-    step_tokens: int,
-    rows: int,
-    ttft: float | None,
-    tpot: float | None,
-    e2e: float | None,
-) -> Setting:
-    """What the options say."""
-    scheduler = policy_option(policy, params)
-    costs = find_profile(profile or USUAL_PROFILE)
-    tokens = pool_tokens or costs.pool_tokens or USUAL_POOL_TOKENS
-    machine = _machine(costs, tokens, step_tokens, rows, noise)
-    promised = Targets(ttft or math.inf, tpot or math.inf, e2e or math.inf)
-
-    def run(arrivals: list[Arrival], seed: int, tick: Callable[[], None]) -> Simulation:
-        targets = {arrival.slo_class: promised for arrival in arrivals}
-        maker = ConfiguredPolicy(scheduler)
-        return simulate(maker, arrivals, machine, targets=targets, seed=seed, tick=tick)
-
-    return Setting(_facts(scheduler, costs, machine, None), run)
-
-
-def _configured(
-    context: click.Context,
-    loaded: LoadedConfig,
-    *,
-    profile: str | None,
-    noise: float,
-    pool_tokens: int | None,
-    **replaced: Any,
-) -> Setting:
-    """What a configuration says."""
-    for option in replaced:
-        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
-            raise _said_in_config(option)
-    costs = find_profile(profile) if profile else None
-    house = house_of(loaded.config, costs, pool_tokens=pool_tokens, noise=noise)
-
-    def run(arrivals: list[Arrival], seed: int, tick: Callable[[], None]) -> Simulation:
-        return house.simulate(arrivals, seed=seed, tick=tick)
-
-    config = loaded.config
-    return Setting(_facts(config.scheduler, costs, house.machine, loaded), run)
-
-
-def _said_in_config(option: str) -> BadConfiguration:
-    name = f"--{option.replace('_', '-')}"
-    key = IN_CONFIG[option]
-    instead = f"use --set {key}=VALUE" if key else "there is no key for it"
-    return BadConfiguration(Problem(name, f"the configuration says that; {instead}"))
-
-
-def _machine(
-    profile: Profile, pool_tokens: int, step_tokens: int, rows: int, noise: float
-) -> Machine:
-    """What is simulated. Raises BadConfiguration where some request would starve (E13)."""
-    machine = Machine(profile.cost, pool_tokens, step_tokens, rows, noise=noise)
-    window = machine.guard.window
-    if rows + window > window * step_tokens:
-        message = f"{rows} + {window} is more than {window} steps of {step_tokens} tokens compute"
-        raise BadConfiguration(Problem("--rows", f"{message}, so some request would starve"))
-    return machine
-
-
-def _facts(
-    scheduler: SchedulerConfig,
-    profile: Profile | None,
-    machine: Machine,
-    loaded: LoadedConfig | None,
-) -> dict[str, Any]:
-    """What ran on what, for JSON."""
-    return {
-        "policy": scheduler.policy,
-        "params": scheduler.params,
-        "config": str(loaded.file) if loaded and loaded.file else None,
-        "profile": profile.name if profile else "engine.simulated",
-        "estimate": bool(profile and profile.estimate),
-        "pool_tokens": machine.pool_tokens,
-        "noise": machine.noise,
-        "step_tokens": machine.step_tokens,
-        "rows": machine.rows,
-    }

@@ -1,5 +1,7 @@
 """Step-cost profiles: how long a step takes on some machine with some model."""
 
-from loadtest.profiles.profile import Profile, find_profile
+from loadtest.profiles.document import to_json
+from loadtest.profiles.finding import find_profile
+from loadtest.profiles.profile import Observed, Profile
 
-__all__ = ["Profile", "find_profile"]
+__all__ = ["Observed", "Profile", "find_profile", "to_json"]

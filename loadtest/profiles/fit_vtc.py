@@ -14,7 +14,6 @@ there are five, so every set of them that may be positive is tried.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -22,21 +21,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.cost import LinearCost
-from loadtest.profiles.profile import COEFFICIENTS, Profile
+from loadtest.profiles.document import to_json
+from loadtest.profiles.least_squares import non_negative
+from loadtest.profiles.profile import Profile
+from loadtest.profiles.residuals import ALL, Residuals
 
-Floats = npt.NDArray[np.float64]
-
-QUANTILES = ("0.05", "0.25", "0.5", "0.75", "0.95")
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def fit(measured: dict[str, dict[str, Any]]) -> Profile:
     """The profile that fits what was measured best."""
     terms, seconds = (np.array(side) for side in zip(*_observations(measured), strict=True))
-    coefficients = _non_negative(terms / seconds[:, None])
-    residuals = np.quantile(seconds / (terms @ coefficients) - 1, [float(q) for q in QUANTILES])
+    coefficients = non_negative(terms / seconds[:, None])
+    residuals = np.quantile(seconds / (terms @ coefficients) - 1, QUANTILES)
     rounded: list[Any] = [float(f"{each:.4g}") for each in coefficients]
     return Profile(
         name="vtc_a10g",
@@ -47,7 +46,7 @@ def fit(measured: dict[str, dict[str, Any]]) -> Profile:
         "github.com/Ying1123/VTC-artifact (192c2e2014c6), the artifact of Ying Sheng et al., "
         "Fairness in Serving Large Language Models, OSDI 2024",
         licence="Apache-2.0 (the fitted data); these coefficients and residuals are derived",
-        residuals=dict(zip(QUANTILES, residuals.round(3).tolist(), strict=True)),
+        residuals=Residuals({ALL: dict(zip(QUANTILES, residuals.round(3).tolist(), strict=True))}),
         pool_tokens=10_000,  # of the paper's machine
     )
 
@@ -62,18 +61,5 @@ def _observations(measured: dict[str, dict[str, Any]]) -> Iterator[tuple[list[fl
             yield [steps, 0, batch * steps, batch * context, 0], batch * decode_s
 
 
-def _non_negative(terms: Floats) -> Floats:
-    """The coefficients >= 0 for which all rows of terms · coefficients are closest to one."""
-    best, least = np.zeros(len(COEFFICIENTS)), np.inf
-    for size in range(1, len(COEFFICIENTS) + 1):
-        for chosen in itertools.combinations(range(len(COEFFICIENTS)), size):
-            found = np.linalg.lstsq(terms[:, chosen], np.ones(len(terms)), rcond=None)[0]
-            error = float(np.square(terms[:, chosen] @ found - 1).sum())
-            if (found >= 0).all() and error < least:
-                best, least = np.zeros(len(COEFFICIENTS)), error
-                best[list(chosen)] = found
-    return best
-
-
 if __name__ == "__main__":
-    print(fit(json.loads(Path(sys.argv[1]).read_text())).to_json(), end="")
+    print(to_json(fit(json.loads(Path(sys.argv[1]).read_text()))), end="")

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.allocation import PAGED, Allocation
+from engine.backends.simulated import Noise
 from engine.batch import BLOCK
 from engine.cost import LinearCost
 from engine.guard import GuardSettings
 from engine.limits import ClassLimits, Limits
 from engine.relief import Offload, ReliefSettings
+from loadtest.profiles.residuals import Residuals, lognormal
 
 DEFAULT_GUARD = GuardSettings()
 
@@ -22,7 +24,8 @@ class Machine:
     cost: seconds of a step; the policy predicts with the same coefficients. pool_tokens: what the
     KV cache holds; step_tokens, rows: what a step may compute; prompt_step_tokens: the same where
     nobody decodes. model_len: tokens of a request; None: as many as the pool holds. noise: how
-    steps scatter, as the standard deviation of the logarithm of a factor whose mean is one.
+    steps scatter: as was measured, or the standard deviation of the logarithm of a factor whose
+    mean is one.
     host_blocks: blocks that can be offloaded, each in move_seconds; recompute: whether what is lost
     may be computed again.
     """
@@ -35,7 +38,7 @@ class Machine:
     guard: GuardSettings = DEFAULT_GUARD
     prefix_cache: bool = True
     depth: int = 0
-    noise: float = 0.0
+    noise: float | Residuals = 0.0
     prompt_step_tokens: int | None = None
     model_len: int | None = None
     allocation: Allocation = PAGED
@@ -54,6 +57,12 @@ class Machine:
         most = self.blocks * BLOCK + 1
         length = most if self.model_len is None else min(most, self.model_len)
         return Limits(self.step_tokens, self.rows, length, self.classes, self.prompt_step_tokens)
+
+    def noise_of(self, seed: int) -> Noise | None:
+        """By what factor steps take longer; the same seed gives the same factors."""
+        if isinstance(self.noise, Residuals):
+            return self.noise.noise(seed) if self.noise else None
+        return lognormal(self.noise, seed) if self.noise else None
 
     @property
     def relief(self) -> ReliefSettings:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from engine.backends.simulated import SimulatedBackend
+from engine.backends.simulated import Noise, SimulatedBackend
 from engine.blocks import BlockPool
 from engine.clock import VirtualClock
 from engine.decisions import DecisionSink, no_log
@@ -84,7 +84,7 @@ def simulate(
 
     engine = Engine(
         scheduler=scheduler,
-        backend=_backend(machine, records, clock, scatter or _noise(machine.noise, seed)),
+        backend=_backend(machine, records, clock, scatter or machine.noise_of(seed)),
         clock=clock,
         cost=machine.cost,
         emit=watch.emitted if usage is None else emit,
@@ -106,7 +106,7 @@ def _backend(
     machine: Machine,
     records: Sequence[Record],
     clock: VirtualClock,
-    noise: Callable[[], float] | None,
+    noise: Noise | None,
 ) -> SimulatedBackend:
     """The device, which looks at each answer only where some end before their maximum."""
     some_end = any(each.arrival.asked_tokens > each.arrival.output_tokens for each in records)
@@ -136,11 +136,3 @@ def _collecting_seldom() -> Iterator[None]:
 def _no_cpu_time() -> float:
     """In virtual time a policy takes none, or runs would differ from machine to machine."""
     return 0.0
-
-
-def _noise(sigma: float, seed: int) -> Callable[[], float] | None:
-    """Factors with a mean of one, from a generator of their own."""
-    if not sigma:
-        return None
-    chance = random.Random(f"step times {seed}")
-    return lambda: chance.lognormvariate(-sigma * sigma / 2, sigma)

@@ -10,9 +10,10 @@ import pytest
 from engine.cost import LinearCost
 from engine.errors import ConfigurationError
 from engine.presets import GPUS, MODELS
-from loadtest.profiles import Profile, find_profile
+from loadtest.profiles import Observed, Profile, find_profile, to_json
+from loadtest.profiles.finding import KEPT
 from loadtest.profiles.fit_vtc import fit
-from loadtest.profiles.profile import KEPT
+from loadtest.profiles.residuals import ALL, DECODE, PROMPT, Persistence, Residuals
 
 MEASURED = (
     Path(__file__).parents[3] / "shared/traces/calibration/vtc_a10g_llama2_7b_cost_profile.json"
@@ -33,7 +34,7 @@ def test_the_default_profile_is_measured_and_says_where_it_is_from() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not MEASURED.exists(), reason="the measured costs are not here")
 def test_the_kept_profile_is_the_fit_of_what_was_measured() -> None:
-    assert fit(json.loads(MEASURED.read_text())).to_json() == (KEPT / "vtc_a10g.json").read_text()
+    assert to_json(fit(json.loads(MEASURED.read_text()))) == (KEPT / "vtc_a10g.json").read_text()
 
 
 def test_a_fit_finds_the_coefficients_that_made_the_measurements() -> None:
@@ -51,7 +52,7 @@ def test_a_fit_finds_the_coefficients_that_made_the_measurements() -> None:
     assert profile.cost.decode == pytest.approx(1e-4, rel=1e-3)
     assert profile.cost.kv_read == pytest.approx(5e-7, rel=1e-2)
     assert profile.cost.chunk_context == pytest.approx(1e-9, rel=0.1)
-    assert profile.residuals["0.95"] == pytest.approx(0, abs=1e-3)
+    assert profile.residuals.quantiles[ALL][0.95] == pytest.approx(0, abs=1e-3)
 
 
 def test_an_estimate_reads_the_weights_once_a_step() -> None:
@@ -70,11 +71,33 @@ def test_names_with_hyphens_are_told_apart(name: str) -> None:
 
 def test_a_profile_in_a_file_comes_back(tmp_path: Path) -> None:
     profile = Profile(
-        "mine", "A test.", LinearCost(0.01, 1e-3), False, "measured", residuals={"0.5": 0.1}
+        "mine",
+        "A test.",
+        LinearCost(0.01, 1e-3),
+        False,
+        "measured",
+        residuals=Residuals(
+            {DECODE: {0.0: -0.5, 0.5: 0.1}, PROMPT: {0.5: 0.0}}, Persistence(0.5, 0.25)
+        ),
+        pool_tokens=4096,
+        context_tokens=2048,
+        host_blocks=3,
+        move_s=0.001,
+        observed=Observed(99, 8, 256, 1000, 2000, 0.1, 0.0003),
+        measured_on={"python": "3.13"},
     )
     path = tmp_path / "mine.json"
-    path.write_text(profile.to_json())
+    path.write_text(to_json(profile))
     assert find_profile(str(path)) == profile
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    document = json.loads(to_json(find_profile("vtc_a10g")))
+    del document["version"], document["persistence"]
+    document["residuals"] = {"0.5": -0.1, "0.9": 0.3}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(document))
+    assert find_profile(str(path)).residuals == Residuals({ALL: {0.5: -0.1, 0.9: 0.3}})
 
 
 @pytest.mark.parametrize(
@@ -83,13 +106,18 @@ def test_a_profile_in_a_file_comes_back(tmp_path: Path) -> None:
         ({"cost": {}}, "no 'base_s'"),
         ({"cost": None}, "is no step-cost profile"),
         ({"cost": dict.fromkeys(("base_s", "prompt_token_s"), -1)}, "no 'decode_s'"),
+        ({"version": 3}, "version 3 is not known"),
+        ({"pool_tokens": 1}, "pool_tokens is a number of tokens"),
+        ({"residuals": {"decode": {"0.5": 0.1, "0.9": 0.0}}}, "rise"),
+        ({"residuals": {"warm-up": {}}}, "not warm-up"),
+        ({"persistence": {"share": 2, "seconds": 1}}, "persistence"),
     ],
 )
 def test_a_file_that_is_no_profile_is_named(
     tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "bad.json"
-    path.write_text(json.dumps(json.loads(find_profile("vtc_a10g").to_json()) | change))
+    path.write_text(json.dumps(json.loads(to_json(find_profile("vtc_a10g"))) | change))
     with pytest.raises(ConfigurationError, match=f"bad.json: .*{message}"):
         find_profile(str(path))
 
@@ -97,7 +125,7 @@ def test_a_file_that_is_no_profile_is_named(
 @pytest.mark.parametrize(("base", "message"), [(-1.0, "negative"), (0.0, "take no time")])
 def test_steps_take_time(tmp_path: Path, base: float, message: str) -> None:
     path = tmp_path / "bad.json"
-    path.write_text(Profile("bad", "A test.", LinearCost(base), False, "nowhere").to_json())
+    path.write_text(to_json(Profile("bad", "A test.", LinearCost(base), False, "nowhere")))
     with pytest.raises(ConfigurationError, match=message):
         find_profile(str(path))
 

@@ -1,0 +1,173 @@
+"""Measure what a step takes on this machine, and whether simulations with it come true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from app.commands.options import config_options
+from app.config import Config, LoadedConfig
+from app.problems import BadConfiguration, Problem
+from loadtest.calibration.checking import LOADS, Prediction, check
+from loadtest.calibration.house import compose_measured
+from loadtest.calibration.live import LiveEngine
+from loadtest.calibration.measuring import measure
+from loadtest.calibration.tables import check_table, profile_tables
+from loadtest.commands.options import FiniteRange
+from loadtest.houses import house_of
+from loadtest.profiles import Profile, find_profile, to_json
+
+RUNS_A_REPEAT: Final = 1 + len(LOADS)
+
+
+@click.command()
+@config_options
+@click.option(
+    "--seconds",
+    default=60.0,
+    type=FiniteRange(1, 3600),
+    show_default=True,
+    help="How long to measure steps.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write the profile there, for octavo sim --profile FILE.",
+)
+@click.option("--name", default="calibrated", show_default=True, help="What the profile is called.")
+@click.option(
+    "--profile",
+    "known",
+    metavar="NAME",
+    help="Measure nothing: print this profile, or check it with --check.",
+)
+@click.option(
+    "--check", "checked", is_flag=True, help="Simulate a fresh workload, then run it for real."
+)
+@click.option(
+    "--repeats",
+    default=3,
+    type=click.IntRange(1, 100),
+    show_default=True,
+    help="Of each real run of the check.",
+)
+@click.option(
+    "--run-seconds",
+    default=20.0,
+    type=FiniteRange(1, 3600),
+    show_default=True,
+    help="Of one real run, roughly.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.pass_context
+def calibrate(
+    context: click.Context,
+    loaded: LoadedConfig,
+    /,
+    seconds: float,
+    out: Path | None,
+    name: str,
+    known: str | None,
+    checked: bool,
+    repeats: int,
+    run_seconds: float,
+    as_json: bool,
+) -> None:
+    """Measure what a step takes on the configured backend: a profile for octavo sim.
+
+    The engine is driven in this process through steps of all kinds: one row to engine.max_rows,
+    short and long contexts, chunks of prompts beside decodes. A step's seconds are those from one
+    step to the next of a busy engine, planning and hand-over included; HTTP, tokenizing and the
+    network are not, and the engine of a server that streams has to share the machine with them.
+    What other processes do to the machine meanwhile is measured too.
+
+    --check simulates requests of other lengths that arrive in bursts, lets the same ones arrive at
+    the engine in real time, at once and at 0.5, 0.7 and 0.9 of the capacity, and compares. Exit
+    code 1 if a prediction misses: capacity by over 10%; mean TTFT or ITL p99 by over 10%, or twice
+    the spread of the repeats if that is more, at 0.9 by over 25%.
+
+    \b
+    JSON keys: profile (as in the file), and with --check predictions, each with
+      metric, load            capacity_req_s; ttft_mean_s, itl_p99_s at a load
+      predicted, measured     the simulation's mean; each repeat
+      error, spread, allowed  relative to the mean of the repeats
+      holds                   whether the error is allowed
+
+    \b
+    Examples:
+      octavo calibrate --out here.json
+      octavo calibrate --set engine.max_rows=32 --check
+      octavo calibrate --profile here.json --check --repeats 5 --json
+    """
+    console = Console(stderr=True)
+    config = loaded.config
+    profile = find_profile(known) if known else _measured(config, console, seconds, name)
+    if out is not None:
+        _write(out, profile)
+    predictions = _check(config, console, profile, run_seconds, repeats) if checked else None
+    if as_json:
+        click.echo(orjson.dumps(_answer(profile, predictions), option=orjson.OPT_INDENT_2))
+    else:
+        Console().print(*_tables(profile, predictions), sep="\n")
+    if predictions and not all(each.holds for each in predictions):
+        context.exit(1)
+
+
+def _measured(config: Config, console: Console, seconds: float, name: str) -> Profile:
+    with _bar(console, "measuring steps", seconds) as progressed:
+        return measure(config, console, seconds, progressed, name)
+
+
+def _check(
+    config: Config, console: Console, profile: Profile, seconds: float, repeats: int
+) -> list[Prediction]:
+    house = house_of(config, profile, noise=profile.residuals)
+    core = compose_measured(config, console)
+    runs = repeats * RUNS_A_REPEAT
+    done = iter(range(1, runs + 1))
+    try:
+        with LiveEngine(core) as live, _bar(console, "real runs", runs) as progressed:
+            return check(
+                house, live, seconds=seconds, repeats=repeats, ran=lambda: progressed(next(done))
+            )
+    finally:
+        core.model.backend.close()
+
+
+def _write(path: Path, profile: Profile) -> None:
+    try:
+        path.write_text(to_json(profile))
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise BadConfiguration(Problem("--out", message)) from None
+
+
+def _answer(profile: Profile, predictions: list[Prediction] | None) -> dict[str, Any]:
+    answer: dict[str, Any] = {"profile": orjson.loads(to_json(profile))}
+    if predictions is not None:
+        answer["predictions"] = [each.facts() for each in predictions]
+    return answer
+
+
+def _tables(profile: Profile, predictions: list[Prediction] | None) -> Iterator[RenderableType]:
+    yield from profile_tables(profile)
+    if predictions is not None:
+        yield check_table(predictions)
+
+
+@contextmanager
+def _bar(console: Console, what: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr, if that is a terminal; gives a function to call with how far it is."""
+    columns = TextColumn(what), BarColumn(), TimeRemainingColumn()
+    disable = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disable) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
