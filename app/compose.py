@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -25,11 +25,12 @@ from app.application import create_application
 from app.bridge import Bridge
 from app.config import Config, check_pool
 from app.engine_settings import guard_settings, simulated_cost, step_limits
+from app.guessing import Guessing, compose_guessing
 from app.metrics import Metrics, Subject
 from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
-from app.problems import BadConfiguration, Problem, refuse
+from app.problems import Problem, naming_the_key, refuse
 from app.service import Service
 from app.structured.grammars import Grammars
 from app.tenancy import Tenancy, house_bounds
@@ -47,11 +48,10 @@ from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
-from engine.errors import ModelError, UnfitMemory
 from engine.loop import Emit, Engine
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
-from engine.speculation import Drafter, PromptLookup, SpeculationSettings
+from engine.speculation import Drafter
 from engine.thread import EngineThread
 from policies.base import Policy, Services
 
@@ -85,10 +85,16 @@ class Core:
 
     engine: Engine
     model: LoadedModel
+    guessing: Guessing
     path: Path | None
     tokenizer: Tokenizer
     template: ChatTemplate | None
     max_model_len: int
+
+    def close(self) -> None:
+        """Give back what the models hold."""
+        self.model.backend.close()
+        self.guessing.close()
 
 
 def compose(config: Config, console: Console) -> House:
@@ -100,7 +106,7 @@ def compose(config: Config, console: Console) -> House:
         stuck_after_s=config.health.stuck_after_s,
     )
     core = compose_engine(config, console, bridge.emit)
-    engine, model = core.engine, core.model
+    engine = core.engine
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
     tenancy = Tenancy(config, engine.clock)
     policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
@@ -127,7 +133,7 @@ def compose(config: Config, console: Console) -> House:
         isolate_tenants=config.engine.prefix_scope == "tenant",
     )
     spans = open_spans(config.tracing, config.model.served_name, version("octavo"))
-    lifespan = _lifespan(service, EngineThread(engine), model, spans)
+    lifespan = _lifespan(service, EngineThread(engine), core, spans)
     server = config.server
     application = create_application(
         service, lifespan, server.admin_key, server.cors_origins, spans
@@ -157,7 +163,7 @@ def _metrics(
 def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
     """Load the model and make its engine, for who drives it himself. Raises ConfigurationError."""
     path = _model_path(config, console)
-    with _naming_the_key("model.path"):
+    with naming_the_key("model.path"):
         tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
         template = ChatTemplate.for_tokenizer(tokenizer)
     simulated = simulated_cost(config)
@@ -165,8 +171,9 @@ def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
     policy = load_policy(config.scheduler, _services(cost))
     model = _load_model(config, path, tokenizer, simulated)
     max_model_len = _max_model_len(config, model)
-    engine = _engine(config, policy, model, max_model_len, cost, emit)
-    return Core(engine, model, path, tokenizer, template, max_model_len)
+    guessing = compose_guessing(config, cost, tokenizer, model)
+    engine = _engine(config, policy, model, max_model_len, cost, guessing.drafter, emit)
+    return Core(engine, model, guessing, path, tokenizer, template, max_model_len)
 
 
 def _services(cost: LearningCost) -> Services:
@@ -197,7 +204,7 @@ def _load_model(
             move_seconds=engine.simulated.move_s,
         )
         return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
-    with _naming_the_key("model.path"):
+    with naming_the_key("model.path"):
         return load_on_cpu(
             path,
             dtype=config.model.dtype,
@@ -227,17 +234,6 @@ def _kv_dtype(config: Config) -> str:
     return config.model.dtype if wanted == "auto" else wanted
 
 
-@contextmanager
-def _naming_the_key(key: str) -> Iterator[None]:
-    """Put the knob in front of what is wrong with the model that it names, or with its memory."""
-    try:
-        yield
-    except UnfitMemory as error:
-        raise BadConfiguration(Problem(f"engine.{error.knob}", str(error))) from error
-    except ModelError as error:
-        raise BadConfiguration(Problem(key, str(error))) from error
-
-
 def _announce(config: Config, core: Core) -> None:
     """Log what was put together. Fields that do not apply are None."""
     path, model = core.path, core.model
@@ -261,6 +257,8 @@ def _announce(config: Config, core: Core) -> None:
         policy=config.scheduler.policy,
         depth=config.engine.depth,
         allocation=config.engine.allocation,
+        speculation=config.engine.speculation.method,
+        draft_model=config.engine.speculation.model if core.guessing.model else None,
     )
 
 
@@ -290,6 +288,7 @@ def _engine(
     model: LoadedModel,
     max_model_len: int,
     cost: LearningCost,
+    drafter: Drafter | None,
     emit: Emit,
 ) -> Engine:
     pool = BlockPool(model.backend.total_blocks)
@@ -301,7 +300,7 @@ def _engine(
         prefix_cache=config.engine.caches_prefixes,
         allocation=ALLOCATIONS[config.engine.allocation],
         relief=_relief(config, model.backend, cost),
-        drafter=_drafter(config, cost),
+        drafter=drafter,
     )
     return Engine(
         scheduler=scheduler,
@@ -322,16 +321,8 @@ def _relief(config: Config, backend: Backend, cost: LearningCost) -> ReliefSetti
     return ReliefSettings(offload, recompute="recompute" in wanted)
 
 
-def _drafter(config: Config, cost: LearningCost) -> Drafter | None:
-    """Who guesses what follows, if anybody does."""
-    wanted = config.engine.speculation
-    if wanted.method == "none":
-        return None
-    return PromptLookup(SpeculationSettings(cost, wanted.tokens, wanted.ngram))
-
-
 def _lifespan(
-    service: Service, thread: EngineThread, model: LoadedModel, spans: Spans | None
+    service: Service, thread: EngineThread, core: Core, spans: Spans | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     """Start the engine thread with the application, and end it with its last request."""
 
@@ -345,7 +336,7 @@ def _lifespan(
             service.executor.shutdown(wait=False, cancel_futures=True)
             service.policies.close()
             service.grammars.close()
-            model.backend.close()
+            core.close()
             if spans is not None:
                 await spans.end()
 

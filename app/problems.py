@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.errors import ConfigurationError
+from engine.errors import ConfigurationError, ModelError, UnfitMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,18 @@ def refuse(problems: Sequence[Problem]) -> None:
     """Raise BadConfiguration if there are problems."""
     if problems:
         raise BadConfiguration(*problems)
+
+
+@contextmanager
+def naming_the_key(key: str, memory: str = "engine") -> Iterator[None]:
+    """Put the knob in front of what is wrong with the model that it names, or with its memory,
+    whose knobs are in the section `memory`."""
+    try:
+        yield
+    except UnfitMemory as error:
+        raise BadConfiguration(Problem(f"{memory}.{error.knob}", str(error))) from error
+    except ModelError as error:
+        raise BadConfiguration(Problem(key, str(error))) from error
 
 
 def nearest(word: str, known: Iterable[str], at_least: float = 0.5) -> str | None:

@@ -154,7 +154,7 @@ class Bench:
 
     def close(self) -> None:
         """Give the model's memory back."""
-        self.core.model.backend.close()
+        self.core.close()
 
     def warm_up(self) -> None:
         """Let memory and caches grow to what steps need."""

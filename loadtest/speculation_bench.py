@@ -146,13 +146,13 @@ class Answer:
 class Gain:
     """What guesses brought with some prompts at one temperature.
 
-    none, ngram: tokens a second. ratio: their quotient; lowest: that of the prompt with the
-    smallest, medians of rounds. accepted: the share of guesses that were right; per_step: tokens a
-    decoding step. parted: answers that were not the same.
+    none, guessed: tokens a second without guesses, and with them. ratio: their quotient; lowest:
+    that of the prompt with the smallest, medians of rounds. accepted: the share of guesses that
+    were right; per_step: tokens a decoding step. parted: answers that were not the same.
     """
 
     none: float
-    ngram: float
+    guessed: float
     ratio: float
     lowest: float
     accepted: float
@@ -217,13 +217,13 @@ class Bench:
             if found[0][0].measured > 0:
                 pairs.append(found)
         without = [statistics.median(none.seconds for none, _ in found) for found in pairs]
-        guessed = [statistics.median(ngram.seconds for _, ngram in found) for found in pairs]
+        guessed = [statistics.median(with_.seconds for _, with_ in found) for found in pairs]
         tokens = sum(found[0][0].measured for found in pairs)
         drafted = counters.draft_tokens - before.draft_tokens
         accepted = counters.accepted_tokens - before.accepted_tokens
         return Gain(
             none=tokens / sum(without),
-            ngram=tokens / sum(guessed),
+            guessed=tokens / sum(guessed),
             ratio=sum(without) / sum(guessed),
             lowest=min(a / b for a, b in zip(without, guessed, strict=True)),
             accepted=accepted / drafted if drafted else 0.0,
@@ -233,7 +233,7 @@ class Bench:
 
     def close(self) -> None:
         """Give the model's memory back."""
-        self.core.model.backend.close()
+        self.core.close()
 
 
 def measure_speculation(
@@ -277,10 +277,10 @@ def as_json(gains: Mapping[str, Mapping[str, Gain]]) -> dict[str, dict[str, dict
     }
 
 
-def table(gains: Mapping[str, Mapping[str, Gain]]) -> Table:
-    """A row for each kind of prompt and temperature."""
+def table(gains: Mapping[str, Mapping[str, Gain]], method: str) -> Table:
+    """A row for each kind of prompt and temperature. method: of guessing."""
     made = Table(
-        title="One sequence with guesses (ngram) and without",
+        title=f"One sequence with guesses ({method}) and without",
         caption="lowest: of the prompt that gains least; goal at temperature 0: ≥ 1.5 where answers"
         " repeat prompts, never < 0.97",
     )
@@ -288,7 +288,7 @@ def table(gains: Mapping[str, Mapping[str, Gain]]) -> Table:
         "prompts",
         "temperature",
         "none",
-        "ngram",
+        method,
         "times",
         "lowest",
         "accepted",
@@ -301,7 +301,7 @@ def table(gains: Mapping[str, Mapping[str, Gain]]) -> Table:
                 kind,
                 temperature,
                 f"{gain.none:,.0f} tok/s",
-                f"{gain.ngram:,.0f} tok/s",
+                f"{gain.guessed:,.0f} tok/s",
                 f"{gain.ratio:.2f}",
                 f"{gain.lowest:.2f}",
                 f"{gain.accepted:.0%}",
@@ -310,8 +310,15 @@ def table(gains: Mapping[str, Mapping[str, Gain]]) -> Table:
     return made
 
 
+def method_of(config: Config) -> str:
+    """How is guessed: as the configuration says, or from the text."""
+    method = config.engine.speculation.method
+    return "ngram" if method == "none" else method
+
+
 def _guessing(config: Config) -> Config:
-    """The configuration with guesses from the text."""
-    speculation = config.engine.speculation.model_copy(update={"method": "ngram"})
+    """The configuration with guesses."""
+    update = {"method": method_of(config)}
+    speculation = config.engine.speculation.model_copy(update=update)
     engine = config.engine.model_copy(update={"speculation": speculation})
     return config.model_copy(update={"engine": engine})

@@ -55,6 +55,8 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
             " auto or false",
             origin(("engine", "prefix_cache"), ("engine", "allocation")),
         )
+    if config.engine.speculation.method == "draft":
+        yield from _no_draft(config, origin)
 
     if config.tracing.enabled and not has_opentelemetry():
         message = "needs OpenTelemetry, which is not installed; pip install 'octavo[otel]'"
@@ -112,6 +114,19 @@ def _no_relief(config: Config) -> str | None:
     else:
         return None
     return f"{fault}; write [{', '.join(step for step in order if step in needed)}]"
+
+
+def _no_draft(config: Config, origin: Origin) -> Iterator[Problem]:
+    """Why there can be no draft model."""
+    section = ("engine", "speculation")
+    if config.engine.backend == "simulated":
+        where = origin((*section, "method"), ("engine", "backend"))
+        message = "draft needs a model that is computed, and engine.backend is simulated"
+        yield Problem("engine.speculation.method", message, where)
+    elif config.engine.speculation.model is None:
+        where = origin((*section, "model"), (*section, "method"))
+        message = "engine.speculation.method = draft needs a model, a .gguf file or a folder"
+        yield Problem("engine.speculation.model", message, where)
 
 
 def check_pool(config: Config, *, total_blocks: int, block_size: int, max_model_len: int) -> None:

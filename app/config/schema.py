@@ -224,15 +224,25 @@ class SimulatedConfig(Section):
 class SpeculationConfig(Section):
     """Speculative decoding: the same tokens, several in a step where they were guessed."""
 
-    method: Literal["none", "ngram"] = Field(
+    method: Literal["none", "ngram", "draft"] = Field(
         default="none",
-        description="ngram guesses what stood behind the same tokens before; none: no guesses",
+        description="ngram: what stood behind the same tokens before; draft: what model says",
     )
     tokens: Annotated[int, Field(ge=1, le=64)] = Field(
         default=15, description="most guesses of a sequence in a step; fewer where they do not pay"
     )
     ngram: Annotated[int, Field(ge=1, le=16)] = Field(
-        default=3, description="how many tokens must have stood together before"
+        default=3, description="how many tokens must have stood together before, for ngram"
+    )
+    model: Name | None = Field(
+        default=None,
+        description="a small model with the vocabulary of the one that is served, for draft",
+    )
+    dtype: Literal["int8", "float32"] = Field(
+        default="int8", description="its weights and their products; its KV is kept in the same"
+    )
+    kv_memory: Annotated[Size, Field(ge=1)] = Field(
+        default=256 * 2**20, description="size of its KV cache, beside engine.kv_memory"
     )
 
 

@@ -22,19 +22,28 @@ from typing import Final
 
 from engine.backends.base import Backend
 from engine.batch import BLOCK
+from engine.blocks import BlockPool, blocks_for
 from engine.clock import Clock
+from engine.controls import RowControls
 from engine.cost import LearningCost
 from engine.drafting.draft import Draft
 from engine.drafting.memory import DraftMemory
 from engine.drafting.steps import DraftRow, DraftSteps
 from engine.guess_lengths import SLOWER, guess_lengths
-from engine.request import Sequence
+from engine.inbox import Submission
+from engine.memory import KVMemory
+from engine.request import Request, Sequence
 from engine.speculation import Drafter
 from policies.base import StepCost
 
 TRY_EVERY: Final = 32
 """Steps in which no guess pays, after which one token is guessed nevertheless: what was learned of
 a text, or of what a step takes, in a bad moment need not stay true."""
+
+MEASURED: Final = 64
+MEASURED_GUESSES: Final = 6
+MEASURED_ROUNDS: Final = 3
+"""Prompt tokens, guesses and rounds by which it is measured what a step takes."""
 
 JUST_BEHIND: Final = 2
 """Tokens that a draft lacks at most whose guesses have just been verified."""
@@ -77,6 +86,20 @@ class DraftModel(Drafter):
         self._steps = DraftSteps(backend, settings.clock, settings.draft_cost)
         self._pending: dict[Sequence, None] = {}  # decodes with a token in flight
         self._idle = 0  # proposals without a guess
+
+    def measure(self) -> None:
+        """Compute some steps of made-up tokens, so that what a step takes is known before anybody
+        waits for one. Nobody may be guessed yet."""
+        prompt = min(MEASURED, self.memory.pool.total * BLOCK - MEASURED_GUESSES)
+        for _ in range(MEASURED_ROUNDS):
+            sequence = _made_up(prompt)
+            lengths = {sequence: MEASURED_GUESSES}
+            draft = self.memory.of(sequence)
+            draft.follow(sequence.tokens)
+            for _ in range(blocks_for(prompt)):  # pieces are that long at least
+                if not draft.guesses:
+                    self._compute(self._first_rows(lengths, [sequence]), lengths)
+            self.memory.forget(sequence)
 
     # ---------------------------------------------------------------- the seam
 
@@ -227,3 +250,9 @@ class DraftModel(Drafter):
 def _keys(sequence: Sequence) -> Items[bytes]:
     """Under which keys the sequence's full blocks are cached, as far as they have any."""
     return () if sequence.chain is None else sequence.chain.keys
+
+
+def _made_up(prompt: int) -> Sequence:
+    """A sequence that nobody asked for."""
+    submission = Submission(0, [0] * prompt, MEASURED_GUESSES, RowControls(), 0.0)
+    return Request(submission, 0, KVMemory(BlockPool(1), cache=False)).sequences[0]

@@ -132,7 +132,7 @@ def bench(
     queues      what waiting requests add to a step, under every policy
     allocation  what paging saves against reserving blocks, in virtual time
     speculation one sequence with guesses and without: where answers repeat their prompts,
-                and where they do not
+                and where they do not; guesses as engine.speculation says, else ngram
 
     Takes some six minutes, half of it to make the crowds that wait (--waiting 10000 is quicker).
     The model is the configured one, under the configured engine. What cannot be measured is named,
@@ -233,7 +233,7 @@ class _Parts:
         console = Console(stderr=True)
         gains = measure_speculation(self.config, console, self.given, self.model_rounds, tick)
         found = {"speculation": speculation_bench.as_json(gains)}
-        return found, [speculation_bench.table(gains)]
+        return found, [speculation_bench.table(gains, speculation_bench.method_of(self.config))]
 
     def __iter__(self) -> Iterator[tuple[str, Callable[[Tick], tuple[Figures, list[Table]]], int]]:
         """Each part's name, what measures it, and how often that ticks."""

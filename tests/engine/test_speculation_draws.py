@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from support.drafts import Guesser
 from support.engines import Harness
 
 from engine.backends.cpu import on_torch
+from engine.clock import VirtualClock
 from engine.controls import RowControls
 from engine.cost import LinearCost
+from engine.drafting.model import DraftModel, DraftSettings
+from engine.outputs import Counters
 from engine.request import Sequence
 from engine.speculation import Drafter, PromptLookup, SpeculationSettings
 from tests.engine.models.tiny_llama import CONFIG
@@ -29,6 +33,15 @@ def house(tiny: tuple, drafter: Drafter | None = None, rows: int = 16, depth: in
 
 
 CHEAP = LinearCost(base=1.0, decode=1e-3)
+
+
+def by_model(tiny: tuple) -> DraftModel:
+    """Guesses of the model itself, but for a sharper opinion."""
+    weights, config = tiny
+    sharper = replace(weights, norm=1.1 * weights.norm)
+    settings = DraftSettings(CHEAP, LinearCost(), VirtualClock(), tokens=8)
+    return DraftModel(on_torch(sharper, config, 400), settings)
+
 
 CONTROLS = {
     "greedy": RowControls(temperature=0.0),
@@ -59,8 +72,27 @@ def test_each_seed_draws_what_it_draws_without_guesses(tiny, controls, depth) ->
         assert accepted > 0
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("controls", CONTROLS.values(), ids=CONTROLS)
+def test_each_seed_draws_what_it_draws_without_a_draft_model(tiny, controls, depth) -> None:
+    def answers(drafter: Drafter | None) -> tuple[list[list[int]], Counters]:
+        harness = house(tiny, drafter, depth=depth)
+        requests = [harness.submit(PROMPT[i:] + PROMPT, 30, controls, n=2) for i in range(2)]
+        harness.run()
+        said = [harness.tokens(r, index) for r in requests for index in (0, 1)]
+        return said, harness.scheduler.counters
+
+    expected, _ = answers(None)
+    found, counters = answers(by_model(tiny))
+    assert found == expected
+    assert counters.draft_faults == 0
+    assert 0.2 * counters.draft_tokens < counters.accepted_tokens
+    assert counters.draft_tokens > 30
+
+
 @pytest.mark.slow
-def test_100_000_draws_are_as_frequent_as_the_model_says(tiny) -> None:
+@pytest.mark.parametrize("guessing", ["anything", "a draft model"])
+def test_100_000_draws_are_as_frequent_as_the_model_says(tiny, guessing) -> None:
     """Chi-square of three tokens in a row, the second and third of which were guessed."""
     texts = 100_000 // 3 + 1
     alone = house(tiny)
@@ -72,7 +104,8 @@ def test_100_000_draws_are_as_frequent_as_the_model_says(tiny) -> None:
     def anything(sequence: Sequence, place: int) -> int:
         return FEW[place % len(FEW)]
 
-    guessed = house(tiny, Guesser(anything, wrong=0, most=3), rows=64)
+    drafter = Guesser(anything, wrong=0, most=3) if guessing == "anything" else by_model(tiny)
+    guessed = house(tiny, drafter, rows=32)
     controls = [RowControls(seed=i, allowed_ids=frozenset(FEW)) for i in range(texts)]
     requests = [guessed.submit(PROMPT, 4, each) for each in controls]
     guessed.run(limit=100_000)

@@ -48,8 +48,8 @@ def test_each_kind_of_prompt_has_gains_at_each_temperature() -> None:
             assert gain.per_step > 1
             assert 0 < gain.accepted <= 1
             assert gain.none > 0
-            assert gain.ngram > 0
-    assert table(gains).row_count == 2 * len(gains)
+            assert gain.guessed > 0
+    assert table(gains, "ngram").row_count == 2 * len(gains)
 
 
 def test_it_guesses_only_in_the_turns_in_which_it_should() -> None:

@@ -18,9 +18,11 @@ from engine.backends.runners import NativeRunner
 from engine.inbox import Reconfigure
 from engine.models.config import ModelConfig
 from engine.native.model import NativeModel
+from engine.speculation import Drafter
 from policies.base import Policy, RequestView, StepView
 from policies.fcfs import FCFS
 from support.built_in import BUILT_IN
+from support.draft_models import draft_model
 from support.drafts import Guesser, telling
 from support.engines import Harness, services
 from support.float_parity import Ask, Said, controls, said
@@ -44,7 +46,8 @@ class Chunked(FCFS):
 class Way:
     """How requests are served together. blocks: of the pool; host_blocks: to offload to. twice:
     again when all have ended, with what is cached. swapping: another policy every five steps.
-    guessing: what follows is guessed, one time in four wrongly."""
+    guessing: what follows is guessed, one time in four wrongly. drafting: by the model itself,
+    with its own KV in float32 and so not always rightly."""
 
     threads: int = 1
     budget: int = 96
@@ -56,6 +59,7 @@ class Way:
     twice: bool = False
     swapping: bool = False
     guessing: bool = False
+    drafting: bool = False
 
 
 def ways(tight: int) -> dict[str, Way]:
@@ -71,6 +75,8 @@ def ways(tight: int) -> dict[str, Way]:
         "cached": Way(twice=True),
         "guessed": Way(guessing=True, twice=True, threads=2),
         "guessed, preempted, depth one": Way(guessing=True, blocks=tight, depth=1),
+        "drafted": Way(drafting=True, twice=True, threads=2),
+        "drafted, preempted, depth one": Way(drafting=True, blocks=tight, depth=1),
         **{f"under {name}": Way(policy=made, blocks=2 * tight) for name, made in BUILT_IN.items()},
         "swapping policies": Way(swapping=True, blocks=tight),
     }
@@ -114,6 +120,9 @@ class Restaurant:
             assert house.scheduler.guard.saves.total() == 0
             if name.startswith(("preempted", "offloaded", "swapping")):
                 assert counters.preemptions > 0
+            assert counters.draft_faults == 0
+            if way.drafting:
+                assert 0 < counters.accepted_tokens <= counters.draft_tokens
             if way.guessing:
                 assert 0 < counters.accepted_tokens < counters.draft_tokens
             if way.host_blocks:
@@ -148,11 +157,20 @@ class Restaurant:
             depth=way.depth,
             policy=way.policy,
             prefix_cache=cached,
-            drafter=Guesser(telling(self._answers())) if way.guessing else None,
+            drafter=self._drafter(way),
         )
         yield house
         assert house.pool.free == way.blocks
         torch.set_num_threads(before)
+
+    def _drafter(self, way: Way) -> Drafter | None:
+        if way.guessing:
+            return Guesser(telling(self._answers()))
+        if way.drafting:
+            cache = NativeKVCache(self.config, way.blocks, "float32")
+            backend = CPUBackend(_Runner(self.model, cache, way.threads))
+            return draft_model(backend=backend, piece=40)
+        return None
 
 
 def _answered(house: Harness, asks: list[Ask], *, swapping: bool = False) -> list[Said]:

@@ -133,3 +133,17 @@ def test_relief_that_could_not_work_is_refused_with_what_to_write(overrides, mes
 )
 def test_relief_that_can_work_is_accepted(overrides: list[str]) -> None:
     assert load_config(overrides=overrides).engine.relief is not None
+
+
+def test_a_draft_model_has_to_be_named() -> None:
+    draft = "engine.speculation.method=draft"
+    with pytest.raises(ConfigurationError, match=r"^--set: engine\.speculation\.model: .*needs"):
+        load_config(overrides=[draft])
+    named = load_config(overrides=[draft, "engine.speculation.model=small.gguf"])
+    assert named.engine.speculation.model == "small.gguf"
+
+
+def test_nothing_is_drafted_for_a_simulated_model() -> None:
+    overrides = ["engine.speculation.method=draft", "engine.backend=simulated"]
+    with pytest.raises(ConfigurationError, match=r"engine\.speculation\.method: .*is simulated"):
+        load_config(overrides=[*overrides, "engine.speculation.model=small.gguf"])

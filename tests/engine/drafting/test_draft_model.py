@@ -12,7 +12,7 @@ from support.engines import GREEDY, Harness
 from support.hashed import HashedBackend
 
 from engine.backends.scripted import ScriptedBackend, raising
-from engine.backends.simulated import SimulatedBackend
+from engine.backends.simulated import SimulatedBackend, alphabet
 from engine.batch import Batch
 from engine.clock import VirtualClock
 from engine.controls import RowControls
@@ -385,3 +385,24 @@ def test_random_times_keep_every_text() -> None:
             assert tokens == [100 + i % length for i in range(len(tokens))]
         assert harness.scheduler.counters.accepted_tokens > 0
         assert empty(drafter)
+
+
+@pytest.mark.parametrize(("wrong", "least"), [(0, 3.0), (2, 1.5), (8, 0.95)])
+def test_in_virtual_time_a_small_draft_makes_answers_come_sooner(wrong, least) -> None:
+    """A tenth of the model's size; where it is always wrong, it costs next to nothing."""
+
+    def seconds(drafts: bool) -> float:
+        clock = VirtualClock()
+        drafter = None
+        if drafts:
+            backend = SimulatedBackend(SMALL, 64, clock, clock.advance, wrong_in(wrong, alphabet))
+            learned = FittedCost()
+            drafter = DraftModel(backend, DraftSettings(TARGET, learned, clock))
+            drafter.measure()
+        began = clock.now()
+        harness = Harness(backend=SimulatedBackend.virtual(TARGET, 64, clock), drafter=drafter)
+        harness.submit(100, 400)
+        harness.run()
+        return clock.now() - began
+
+    assert seconds(drafts=False) / seconds(drafts=True) > least
