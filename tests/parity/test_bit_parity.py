@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from support.bit_parity import WAYS, Restaurant, random_asks
-from support.float_parity import MODEL, asks
+from support.bit_parity import WAYS, Restaurant, random_asks, under_grammars
+from support.float_parity import MODEL, Said, asks
 
 from engine.backends.quantised_files import Calibration, quantised_weights
 from engine.models.files import read_config
@@ -31,6 +31,24 @@ def few(request) -> Iterator[Restaurant]:
 def test_a_dozen_requests_to_a_tiny_model(few, way) -> None:
     for found in few.serve(way):
         assert found == few.alone
+
+
+@pytest.fixture(scope="module")
+def guided() -> Iterator[tuple[Restaurant, list[Said]]]:
+    """Grammars that force tokens, and what each request is answered alone and token by token."""
+    model = native_model(TINY)
+    slowly, forced = (under_grammars(random_asks(12, TINY), forces=each) for each in (False, True))
+    expected = Restaurant(model, TINY, slowly, tight=22, kv_dtype="int8").alone
+    yield Restaurant(model, TINY, forced, tight=22, kv_dtype="int8"), expected
+    model.close()
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith(("guessed", "drafted"))])
+def test_a_dozen_requests_under_grammars(guided, way) -> None:
+    restaurant, expected = guided
+    assert restaurant.alone == expected
+    for found in restaurant.serve(way):
+        assert found == expected
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -26,6 +26,7 @@ from support.draft_models import draft_model
 from support.drafts import Guesser, telling
 from support.engines import Harness, services
 from support.float_parity import Ask, Said, controls, said
+from support.grammars import VOCAB, Stepwise
 
 ROOM = 400
 """Blocks in which nobody gives way."""
@@ -94,6 +95,32 @@ def random_asks(count: int, config: ModelConfig) -> list[Ask]:
     for prompt in prompts[1::3]:
         prompt[:48] = common[: len(prompt)]
     return [Ask(p.tolist(), 16 + i % 9, controls(i)) for i, p in enumerate(prompts)]
+
+
+def under_grammars(asks: list[Ask], *, forces: bool) -> list[Ask]:
+    """The same, with longer answers, under grammars that leave a choice at some places.
+
+    Nobody asks for logprobs: there are none of tokens that are forced.
+    """
+    return [
+        Ask(
+            ask.prompt,
+            ask.max_tokens + 20,
+            replace(ask.controls, logprobs=None, grammar=_grammar(number, forces)),
+        )
+        for number, ask in enumerate(asks)
+    ]
+
+
+def _grammar(number: int, forces: bool) -> Stepwise:
+    """Runs of one to 24 places without a choice between some with."""
+    draw = random.Random(number)
+    places: list[list[int]] = []
+    while len(places) < 50:
+        choices = [draw.sample(range(VOCAB), 20) for _ in range(draw.randint(1, 3))]
+        forced = [[draw.randrange(VOCAB)] for _ in range(draw.choice([1, 2, 3, 24]))]
+        places += [*choices, *forced]
+    return Stepwise(*places, forces=forces)
 
 
 class Restaurant:

@@ -101,27 +101,43 @@ def closing(tokenizer) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_valid(tried, bench, tokenizer, temperature):
+@pytest.fixture(scope="module")
+def backend():
     from engine.backends.cpu import create
 
-    backend = create(MODEL, dtype="int8", kv_memory_bytes=2**30)
-    numbers = sample_of(sorted(tried.starts), SAMPLE)
-    with ThreadPoolExecutor(1) as masks:
-        grammars = {
-            number: CompiledGrammar(tried.starts[number], tokenizer, masks, lambda: None)
-            for number in numbers
-        }
-        said = answers(
-            backend,
-            tokenizer,
-            dict.fromkeys(numbers, short_chat(tokenizer)),
-            grammars,
-            temperature=temperature,
-            max_tokens=400,
-            bias=closing(tokenizer),
-        )
-    backend.close()
+    made = create(MODEL, dtype="int8", kv_memory_bytes=2**30)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def asked(backend, tokenizer, tried):
+    """What the model answers to schemas, by their numbers, and how it ends."""
+
+    def ask(numbers, temperature, forces=True):
+        with ThreadPoolExecutor(1) as masks:
+            grammars = {
+                number: CompiledGrammar(
+                    tried.starts[number], tokenizer, masks, lambda: None, forces=forces
+                )
+                for number in numbers
+            }
+            return answers(
+                backend,
+                tokenizer,
+                dict.fromkeys(numbers, short_chat(tokenizer)),
+                grammars,
+                temperature=temperature,
+                max_tokens=400,
+                bias=closing(tokenizer),
+            )
+
+    return ask
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_valid(asked, tried, bench, temperature):
+    said = asked(sample_of(sorted(tried.starts), SAMPLE), temperature)
     ends = Counter(reason for _, reason in said.values())
     print(f"{len(said)} schemas at temperature {temperature}:", dict(ends))
     for number, (text, reason) in said.items():
@@ -130,6 +146,12 @@ def test_answers_are_valid(tried, bench, tokenizer, temperature):
         else:
             assert reason is FinishReason.LENGTH, bench[number]["id"]
     assert ends[FinishReason.LENGTH] < 0.1 * len(said)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_the_same_token_by_token(asked, tried, temperature):
+    numbers = sample_of(sorted(tried.starts), 20)
+    assert asked(numbers, temperature) == asked(numbers, temperature, forces=False)
 
 
 EXCEPTIONS = {
