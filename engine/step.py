@@ -98,6 +98,11 @@ class StepProxy(ReadOnly):
         return self._count()[1]
 
     @property
+    def forced_tokens(self) -> int:
+        decodes = self._roster.decoding
+        return sum(max(0, s.remaining - 1) for s in decodes if s.matcher is not None)
+
+    @property
     def tightest_tpot(self) -> float:
         return self._count()[2]
 

@@ -157,6 +157,12 @@ class StepView(Protocol):
         ...
 
     @property
+    def forced_tokens(self) -> int:
+        """Tokens that grammars forced on the running decodes and that are still to be computed,
+        beside the one that each decode gets."""
+        ...
+
+    @property
     def tightest_tpot(self) -> float:
         """Smallest TPOT target among the running requests; inf if none has one."""
         ...

@@ -11,16 +11,18 @@ TURN = 16
 class StepTime:
     """What a step costs by the cost model: its decodes first, then chunk by chunk.
 
-    A chunk of one token counts as a decode, as it does for the cost model.
+    A chunk of one token counts as a decode, as it does for the cost model. Tokens that were forced
+    on decodes are computed with them; each of these rows is taken to be as long as all on average.
     """
 
     def __init__(self, cost: StepCost, step: StepView, decodes: int) -> None:
         """Begin with `decodes` of the step's running decodes; their KV is taken as all of it."""
+        forced = min(step.forced_tokens, max(0, step.budget - decodes)) if decodes else 0
         self._cost = cost
-        self._prefill = 0
+        self._prefill = forced
         self._decodes = decodes
-        self._kv_read = step.decode_kv_tokens if decodes else 0
-        self._chunk_context = 0
+        self._kv_read = step.decode_kv_tokens + forced if decodes else 0
+        self._chunk_context = forced * self._kv_read // max(1, decodes)
 
     @property
     def seconds(self) -> float:

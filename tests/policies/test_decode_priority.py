@@ -5,13 +5,14 @@ All with the guard off: these are the policy's own bounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engines import Harness
+from support.engines import GREEDY, Harness
+from support.grammars import Expecting
 from support.simulated import simulated
 
 from engine.cost import LinearCost, StepShape
@@ -278,3 +279,21 @@ def test_it_says_what_leaves_how_much_time_for_prompts() -> None:
         "decodes go first: 1 of them take 4.3 ms of the 20 ms that a step may take, and prompts "
         "share the rest in order of arrival"
     )
+
+
+def test_chunks_leave_time_for_tokens_that_grammars_forced_on_decodes() -> None:
+    harness = simulated(COST, policy=partial(DecodePriority, tbt_s=0.04), budget=128, blocks=128)
+    for prompt in ([5, 6, 7], [8, 9]):
+        grammar = Expecting(lambda k, p=prompt: p[k % len(p)], lambda k: 24 if k % 3 else 0)
+        harness.submit(prompt, 400, replace(GREEDY, grammar=grammar))
+    for _ in range(3):
+        harness.step()
+    late = harness.submit(400, 1)
+    steps = []
+    for _ in range(10):
+        harness.step()
+        steps.append(harness.backend.batches[-1].rows)
+    assert all(len(rows) == 3 for rows in steps)
+    assert not harness.end(late)
+    assert max(sum(row.count for row in rows if row.request != late) for rows in steps) > 40
+    assert 0.035 < max(COST.of(StepShape.of(rows)) for rows in steps) < 0.042
