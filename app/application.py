@@ -22,12 +22,13 @@ from app.errors import ApiError, not_ready, overloaded, quota_exceeded
 from app.generation import prepare_chat, prepare_completion, prepare_response
 from app.live.history import History
 from app.live.view import LiveView
-from app.middleware import REQUEST_ID, FrontDoor
+from app.middleware import AB_ARM, REQUEST_ID, FrontDoor
 from app.problems import nearest
 from app.quota import REQUESTS, TOKENS
 from app.record import record_of
 from app.room import Overloaded, QuotaExceeded
 from app.routes.blocks import blocks
+from app.routes.experiment import end_experiment, get_experiment
 from app.routes.generate import generate
 from app.routes.models import get_model, list_models
 from app.routes.page import PAGE
@@ -48,6 +49,7 @@ ADMIN = "/admin"
 
 EXPOSED = (
     REQUEST_ID,
+    AB_ARM,
     "retry-after",
     "retry-after-ms",
     "x-should-retry",
@@ -157,6 +159,8 @@ def _admin(service: Service, key: SecretStr) -> Mount:
             Route("/live", partial(live_view, view), methods=["GET"]),
             Route("/policy", partial(get_policy, service), methods=["GET"]),
             Route("/policy", partial(post_policy, service), methods=["POST"]),
+            Route("/experiment", partial(get_experiment, service), methods=["GET"]),
+            Route("/experiment", partial(end_experiment, service), methods=["DELETE"]),
         ],
         middleware=[Middleware(AdminDoor, key=key)],
     )

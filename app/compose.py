@@ -25,8 +25,10 @@ from app.application import create_application
 from app.bridge import Bridge
 from app.config import Config, check_pool
 from app.engine_settings import guard_settings, simulated_cost, step_limits
+from app.experiment.experiment import Experiment
 from app.guessing import Guessing, compose_guessing
 from app.metrics import Metrics, Subject
+from app.metrics.experiment import no_experiment
 from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
@@ -46,7 +48,7 @@ from engine.backends.memory import auto_kv_bytes
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
-from engine.clock import MonotonicClock
+from engine.clock import Clock, MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
 from engine.loop import Emit, Engine
 from engine.relief import Offload, ReliefSettings
@@ -110,6 +112,8 @@ def compose(config: Config, console: Console) -> House:
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
     tenancy = Tenancy(config, engine.clock)
     policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
+    experiment = _experiment(config, policies, engine.clock)
+    metrics = _metrics(config, core, tenancy, policies, bridge, experiment)
     service = Service(
         model_id=config.model.served_name,
         created=int(time.time()),
@@ -121,7 +125,7 @@ def compose(config: Config, console: Console) -> House:
         executor=executor,
         limits=config.limits,
         sse=config.sse,
-        metrics=_metrics(config, core, tenancy, policies, bridge),
+        metrics=metrics,
         version=version("octavo"),
         max_body_bytes=config.server.max_body_bytes,
         tenancy=tenancy,
@@ -131,6 +135,7 @@ def compose(config: Config, console: Console) -> House:
         request_templates=config.api.request_templates,
         per_request_metrics=config.api.per_request_metrics,
         isolate_tenants=config.engine.prefix_scope == "tenant",
+        experiment=experiment,
     )
     spans = open_spans(config.tracing, config.model.served_name, version("octavo"))
     lifespan = _lifespan(service, EngineThread(engine), core, spans)
@@ -142,10 +147,22 @@ def compose(config: Config, console: Console) -> House:
     return House(application, bridge, service)
 
 
+def _experiment(config: Config, policies: PolicyDesk, clock: Clock) -> Experiment | None:
+    """The policies that take turns, if any do."""
+    if not config.experiment.arms:
+        return None
+    return Experiment(config.experiment, config.scheduler, policies, clock)
+
+
 def _metrics(
-    config: Config, core: Core, tenancy: Tenancy, policies: PolicyDesk, bridge: Bridge
+    config: Config,
+    core: Core,
+    tenancy: Tenancy,
+    policies: PolicyDesk,
+    bridge: Bridge,
+    experiment: Experiment | None,
 ) -> Metrics:
-    """What is measured, before anything has happened."""
+    """What is measured, before anything has happened; the experiment hears of it."""
     engine = core.engine
     subject = Subject(
         model=config.model.served_name,
@@ -155,9 +172,13 @@ def _metrics(
         tenants=lambda: tenancy.tenant_names,
         classes=lambda: tenancy.class_names,
         waits=bridge.expected_waits,
+        experiment=no_experiment if experiment is None else experiment.figures,
         clock=engine.clock,
     )
-    return Metrics(config.metrics, subject, engine.scheduler.stats(engine.clock.now()))
+    metrics = Metrics(config.metrics, subject, engine.scheduler.stats(engine.clock.now()))
+    if experiment is not None:
+        metrics.tell(experiment.ledger)
+    return metrics
 
 
 def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
@@ -329,9 +350,13 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         service.bridge.start(thread)
+        if service.experiment is not None:
+            service.experiment.start()
         try:
             yield
         finally:
+            if service.experiment is not None:
+                service.experiment.close()
             await service.bridge.stop(grace=0)
             service.executor.shutdown(wait=False, cancel_futures=True)
             service.policies.close()

@@ -21,6 +21,7 @@ from app.record import CLIENT_CLOSED_REQUEST, KEY, Record
 from app.tracing.spans import Spans
 
 REQUEST_ID = "x-request-id"
+AB_ARM = "x-ab-arm"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 log = logging.getLogger("octavo.http")
@@ -108,8 +109,8 @@ def _new_id() -> str:
 
 
 def _labelled(send: Send, record: Record) -> Send:
-    """Put the request id into the reply's head, and what is left of the tenant's budget; remember
-    the status."""
+    """Put the request id into the reply's head, what is left of the tenant's budget, and the arm of
+    an experiment; remember the status."""
 
     async def labelled(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -118,6 +119,8 @@ def _labelled(send: Send, record: Record) -> Send:
             headers[REQUEST_ID] = record.request_id
             if record.budget is not None:
                 headers.update(dict(record.budget.headers()))
+            if record.ab_arm is not None:
+                headers[AB_ARM] = record.ab_arm
         await send(message)
 
     return labelled

@@ -23,7 +23,7 @@ class Record:
     generation: what it asked for, once that was read. finish_reasons: of each of its sequences,
     None for those that did not end. decode_s: from the first token to the last.
     limit: the key of the configuration that the request would have exceeded. budget: of its tenant,
-    which the reply's head tells about.
+    which the reply's head tells about. ab_arm: of the experiment, in charge when it came.
     """
 
     request_id: str
@@ -45,6 +45,7 @@ class Record:
     error: str | None = None
     limit: str | None = None
     budget: Budget | None = None
+    ab_arm: str | None = None
 
     def line(self, route: str, duration: float) -> RequestLine:
         """The finished log line; `duration` in seconds."""

@@ -13,6 +13,7 @@ from app.bridge import Bridge
 from app.config.schema import LimitsConfig, SseConfig
 from app.directory import Directory
 from app.errors import model_not_found
+from app.experiment.experiment import Experiment
 from app.metrics import Metrics
 from app.policy_desk import PolicyDesk
 from app.structured.grammars import Grammars
@@ -38,8 +39,8 @@ class Service:
     policies: which policy is in charge. grammars: what answers may be held to. request_templates:
     whether requests may bring chat templates. per_request_metrics: whether replies say how long
     they took.
-    isolate_tenants: whether tenants share no cached prefix. directory: open requests by their
-    clients' names.
+    isolate_tenants: whether tenants share no cached prefix. experiment: policies that take turns,
+    if any do. directory: open requests by their clients' names.
     """
 
     model_id: str
@@ -62,7 +63,13 @@ class Service:
     request_templates: bool = False
     per_request_metrics: bool = False
     isolate_tenants: bool = False
+    experiment: Experiment | None = None
     directory: Directory = field(default_factory=Directory)
+
+    @property
+    def arm(self) -> str | None:
+        """The arm of the experiment that is in charge, None without one."""
+        return None if self.experiment is None else self.experiment.arm
 
     def effort(self, body: bytes) -> int:
         """How much work a body may make, in the bytes that `off_loop` counts.

@@ -68,6 +68,7 @@ class GenerationResponse:
         ClientDisconnect if nobody waits.
         """
         submissions = self._generation.submissions
+        self._record.ab_arm = self._service.arm
         ids = [submission.id for submission in submissions]
         with (
             last_words(scope) as hang_up_soon,
@@ -123,6 +124,8 @@ class GenerationResponse:
         policy = self._service.policies.current.policy
         cached = reader.usage.cached
         metrics = {**reader.metrics(), "cached_tokens": cached, "policy": policy}
+        if self._record.ab_arm is not None:
+            metrics["ab_arm"] = self._record.ab_arm
         return Report(reader.usage, metrics)
 
     # ---------------------------------------------------------------- at once

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from app.config.experiment_schema import ExperimentConfig
 from app.config.keys import Path, is_secret
 from app.config.schema import DEFAULT, Config
 from app.explain import HIDDEN, explain
@@ -58,9 +59,31 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
     if config.engine.speculation.method == "draft":
         yield from _no_draft(config, origin)
 
+    yield from _bad_experiment(config.experiment, origin)
     if config.tracing.enabled and not has_opentelemetry():
         message = "needs OpenTelemetry, which is not installed; pip install 'octavo[otel]'"
         yield Problem("tracing.enabled", message, origin(("tracing", "enabled")))
+
+
+def _bad_experiment(experiment: ExperimentConfig, origin: Origin) -> Iterator[Problem]:
+    """What makes an experiment compare nothing."""
+    arms = experiment.arms
+    if len(arms) == 1:
+        where = origin(("experiment", "arms"))
+        yield Problem("experiment.arms", f"{next(iter(arms))} has nothing to compare with", where)
+    alike: dict[str, str] = {}
+    for name, arm in arms.items():
+        other = alike.setdefault(repr((arm.policy, sorted(arm.params.items()))), name)
+        if other != name:
+            key = f"experiment.arms.{name}"
+            yield Problem(key, f"the same as {other}", origin(("experiment", "arms", name)))
+    if experiment.washout_s >= experiment.period_s:
+        yield Problem(
+            "experiment.washout_s",
+            f"{experiment.washout_s:g} leaves nothing of experiment.period_s ="
+            f" {experiment.period_s:g} to measure",
+            origin(("experiment", "washout_s"), ("experiment", "period_s")),
+        )
 
 
 def has_opentelemetry() -> bool:

@@ -67,7 +67,9 @@ def meant_by_option(name: str) -> list[str]:
 
 def unknown_key(path: Path) -> str:
     """Say what an unknown key was probably meant to be."""
-    entry = path[1] if len(path) > 2 else "NAME"
+    tables = [table for table, field in fields() if row(field)]
+    inside = [path[len(t)] for t in tables if path[: len(t)] == t and len(path) > len(t) + 1]
+    entry = inside[0] if inside else "NAME"
     known = [candidate for candidate, _ in [*fields(), *_rows(entry)]]
     owners = [".".join(p[:-1]) or "the top level" for p in known if p[-1] == path[-1]]
     if owners:

@@ -11,7 +11,7 @@ from typing import Final
 from app.config.checks import impossible, strangers, type_problems
 from app.config.keys import fields, subsection
 from app.config.layers import Layer
-from app.config.schema import Config
+from app.config.schema import Config, SchedulerConfig
 from app.policy_loader import check_policy, default_params, find_policy
 from app.problems import BadConfiguration, Problem, nearest, refuse
 
@@ -143,11 +143,11 @@ def _layer_problems(layer: Layer) -> Iterator[Problem]:
 
 
 def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
-    try:
-        check_policy(config.scheduler)
-    except BadConfiguration as error:
-        for problem in error.problems:
-            yield replace(problem, where=layer.origin(tuple(problem.key.split("."))))
+    """What is wrong with the policy in charge, and with those of an experiment's arms."""
+    yield from _problems_of(config.scheduler, "scheduler", layer)
+    for name, arm in config.experiment.arms.items():
+        wanted = config.scheduler.model_copy(update=dict(arm))
+        yield from _problems_of(wanted, f"experiment.arms.{name}", layer)
     for name in config.scheduler.allowed or ():
         try:
             default_params(find_policy(name))
@@ -155,3 +155,13 @@ def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
             where = layer.origin(("scheduler", "allowed"))
             for problem in error.problems:
                 yield replace(problem, key="scheduler.allowed", where=where)
+
+
+def _problems_of(scheduler: SchedulerConfig, section: str, layer: Layer) -> Iterator[Problem]:
+    """What is wrong with a policy that `section` names, in the words of its keys."""
+    try:
+        check_policy(scheduler)
+    except BadConfiguration as error:
+        for problem in error.problems:
+            key = problem.key.replace("scheduler", section, 1)
+            yield replace(problem, key=key, where=layer.origin(tuple(key.split("."))))

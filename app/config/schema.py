@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from app.config.experiment_schema import ExperimentConfig
 from app.config.metrics_schema import MetricsConfig
-from app.config.section import HeaderName, Section
+from app.config.section import HeaderName, Label, Name, Section
 from app.config.tracing_schema import TracingConfig
 
 DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
@@ -38,7 +39,6 @@ _BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _SHA256: Final = re.compile(r"sha256:[0-9A-Fa-f]{64}")
 _OF_NOTHING: Final = HASHED + hashlib.sha256(b"").hexdigest()
 _SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
-_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 
 
@@ -91,13 +91,6 @@ def hashed(secret: SecretStr) -> SecretStr:
     return SecretStr(HASHED + hashlib.sha256(text.encode()).hexdigest())
 
 
-def label(name: str) -> str:
-    """Accept what can stand in logs, metrics and headers; raises ValueError for anything else."""
-    if not _LABEL.fullmatch(name):
-        raise ValueError("a name has at most 64 letters, digits and -._, and no sign first")
-    return name
-
-
 def origin(text: str) -> str:
     """Accept what browsers send as Origin (RFC 6454, section 7), or *; raises ValueError."""
     if text != "*" and not _ORIGIN.fullmatch(text):
@@ -118,8 +111,6 @@ Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0)]
 Secret: TypeAlias = Annotated[SecretStr, AfterValidator(hashed)]
-Name: TypeAlias = Annotated[str, Field(min_length=1)]
-Label: TypeAlias = Annotated[str, AfterValidator(label)]
 WebOrigin: TypeAlias = Annotated[str, AfterValidator(origin)]
 Target: TypeAlias = Annotated[float, Field(gt=0)]
 
@@ -547,6 +538,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     guard: GuardConfig = GuardConfig()
+    experiment: ExperimentConfig = ExperimentConfig()
     classes: dict[Label, ClassConfig] = Field(
         default={}, description="service classes by name; service_tier asks for one"
     )

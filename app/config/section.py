@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def header_name(name: str) -> str:
@@ -17,6 +18,15 @@ def header_name(name: str) -> str:
     return name.lower()
 
 
+def label(name: str) -> str:
+    """Accept what can stand in logs, metrics and headers; raises ValueError for anything else."""
+    if not _LABEL.fullmatch(name):
+        raise ValueError("a name has at most 64 letters, digits and -._, and no sign first")
+    return name
+
+
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+Label: TypeAlias = Annotated[str, AfterValidator(label)]
 HeaderName: TypeAlias = Annotated[str, AfterValidator(header_name)]
 
 

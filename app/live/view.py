@@ -74,6 +74,7 @@ class LiveView:
                 "faults": stats.policy_faults,
                 "forced_admissions": stats.forced_admissions,
             },
+            "experiment": None if service.experiment is None else service.experiment.document(),
             "running": stats.running,
             "waiting": stats.waiting,
             "classes": sorted(service.tenancy.class_names),

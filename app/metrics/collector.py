@@ -17,12 +17,12 @@ from prometheus_client.registry import Collector
 
 from app.config.metrics_schema import MetricsConfig
 from app.config.schema import DEFAULT_MODEL_NAME
-from app.metrics import snapshot, vllm
+from app.metrics import experiment, snapshot, vllm
 from app.metrics.buckets import Buckets
 from app.metrics.histograms import Histogram
 from app.metrics.http import HttpBook
 from app.metrics.labels import Label, Names
-from app.metrics.requests import Ending, RequestBook, unknown
+from app.metrics.requests import Ending, Listener, RequestBook, unknown
 from engine.clock import Clock, MonotonicClock
 from engine.inbox import Submission
 from engine.outputs import Output, Stats
@@ -45,7 +45,8 @@ class Subject:
     """What the metrics are of, asked for anew at each scrape where it can change.
 
     policy: the name of the policy in charge. tenants, classes: names of the configuration. waits:
-    what first tokens are expected to take, by class. clock: the engine's.
+    what first tokens are expected to take, by class. experiment: what is known of the live one.
+    clock: the engine's.
     """
 
     model: str = DEFAULT_MODEL_NAME
@@ -55,6 +56,7 @@ class Subject:
     tenants: Names = _nobody
     classes: Names = _nobody
     waits: Callable[[], Mapping[str, float]] = dict
+    experiment: Callable[[], experiment.Figures] = experiment.no_experiment
     clock: Clock = field(default_factory=MonotonicClock)
 
 
@@ -93,6 +95,10 @@ class Metrics(Collector):
     ) -> AbstractContextManager[None]:
         """Measure requests for as long as somebody waits for them; ending: how they ended."""
         return self._requests.follow(submissions, self._subject.clock.now(), ending)
+
+    def tell(self, listener: Listener) -> None:
+        """Let somebody hear of requests while they are measured."""
+        self._requests.listener = listener
 
     def observe(self, outputs: Sequence[Output], stats: Stats) -> None:
         """Book one delivery of the engine."""
@@ -149,6 +155,7 @@ class Metrics(Collector):
         yield snapshot.waits(self._subject.waits(), self._classes)
         yield from self._requests.families()
         yield from self._http.families()
+        yield from experiment.families(self._subject.experiment())
         if self._config.vllm_names:
             yield from vllm.families(self._subject.model, self._stats, self._requests)
 

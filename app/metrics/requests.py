@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, isfinite
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.requests import ClientDisconnect
@@ -29,6 +29,27 @@ SERVED: Final = frozenset({STOP, LENGTH})
 SLOS: Final = ("ttft", "tpot", "all")
 
 _BRIEF: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Listener(Protocol):
+    """Is told of requests while they are measured. Called on the event loop, for every token."""
+
+    def arrived(self, submission: Submission) -> None:
+        """A request is followed from now on."""
+        ...
+
+    def began(self, submission: Submission, seconds: float) -> None:
+        """A sequence of a request has its first token, `seconds` after it arrived."""
+        ...
+
+    def came(self, submission: Submission, tokens: int, gap: float | None, at: float) -> None:
+        """Tokens came at engine time `at`; gap: seconds before each, None before the first."""
+        ...
+
+    def over(self, submission: Submission, outcome: str, met: bool | None) -> None:
+        """A request is followed no more; outcome: in a word of ENDS, or "served". met: whether it
+        got all its targets, None if it had none or left."""
+        ...
 
 
 def unknown(key: Key) -> None:
@@ -57,6 +78,7 @@ class RequestBook:
         self._requests: dict[int, Followed] = {}
         self._last_token: dict[Key, float | None] = {}
         self._busy_since = -inf
+        self.listener: Listener | None = None
         self.ends: Counter[str] = Counter(dict.fromkeys((*ENDS, OTHER), 0))
         self._of_tenant: Counter[tuple[str, str]] = Counter()
         self._tokens: Counter[str] = Counter()
@@ -128,6 +150,9 @@ class RequestBook:
         self._requests.update((each.id, Followed(each)) for each in submissions)
         keys = [(each.id, index) for each in submissions for index in range(each.n)]
         self._last_token.update(dict.fromkeys(keys))
+        if self.listener is not None:
+            for submission in submissions:
+                self.listener.arrived(submission)
         error: Exception | None = None
         try:
             yield
@@ -147,8 +172,11 @@ class RequestBook:
             return
         request = self._requests[output.request]
         last, at, count = self._last_token[key], output.at, len(output.tokens)
-        if last is not None:
-            self.itl.observe((at - last) / count, count)
+        gap = None if last is None else (at - last) / count
+        if gap is not None:
+            self.itl.observe(gap, count)
+        if self.listener is not None:
+            self.listener.came(request.submission, count, gap, at)
         self._last_token[key] = request.last = at
         request.generated += count
         timing = output.timing
@@ -157,6 +185,8 @@ class RequestBook:
             request.first = min(request.first, at)
             self.queue.observe(timing.admitted - timing.arrival)
             self.ttft.observe(at - timing.arrival)
+            if self.listener is not None:
+                self.listener.began(request.submission, at - timing.arrival)
 
     def served(self, submission: Submission, last_token_at: float, tokens: Sequence[int]) -> None:
         """Book a request that was served in full; tokens: of each of its answers."""
@@ -190,11 +220,14 @@ class RequestBook:
         tenant = self._tenants.of(submission.tenant)
         self._of_tenant[tenant, outcome] += 1
         self._tokens[tenant] += request.generated
+        met = None
         if outcome != ABORT:  # who left may have been served well or not
-            self._judge(request, served=outcome == "served")
+            met = self._judge(request, served=outcome == "served")
+        if self.listener is not None:
+            self.listener.over(submission, outcome, met)
 
-    def _judge(self, request: Followed, *, served: bool) -> None:
-        """Compare what a request got with what its class is promised."""
+    def _judge(self, request: Followed, *, served: bool) -> bool | None:
+        """Compare what a request got with what its class is promised; None if that is nothing."""
         submission = request.submission
         met: dict[str, bool] = {}
         if isfinite(submission.ttft_deadline):
@@ -207,6 +240,7 @@ class RequestBook:
         label = self._classes.of(submission.slo_class)
         for slo, kept in met.items():
             self._slos[label, slo, kept] += 1
+        return met.get("all")
 
     # ---------------------------------------------------------------- rendering
 

@@ -1,6 +1,7 @@
 // The live view: asks for the engine's document twice a second while somebody looks.
 import { BlockMap } from "./blocks.js";
 import { openCharts } from "./charts.js";
+import { ExperimentPanel } from "./experiment.js";
 import { bearer, byId, complaint, count, element, keys, say, time } from "./format.js";
 import { PolicyPanel } from "./policy.js";
 import { RequestTables, nameOf } from "./requests.js";
@@ -19,6 +20,7 @@ class Live {
     this.map = new BlockMap();
     this.tables = new RequestTables(this.map, mine);
     this.policy = new PolicyPanel();
+    this.experiment = new ExperimentPanel();
     this.charts = openCharts();
     this.round = 0;
     this.paused = false;
@@ -88,6 +90,7 @@ class Live {
     this.map.show(live, names);
     this.tables.show(live);
     this.policy.follow(live.policy);
+    this.experiment.show(live.experiment);
     this.tiles(live);
     this.charts(live);
     this.classes(live.classes);

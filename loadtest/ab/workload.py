@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 
 from app.config.document import compose, plain
 from app.config.document import explain as explain_yaml
-from app.config.schema import Label, Positive
-from app.config.section import Section
+from app.config.schema import Positive
+from app.config.section import Label, Section
 from app.explain import explain
 from app.problems import BadConfiguration, Problem
 from loadtest.traces import Arrival

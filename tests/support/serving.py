@@ -22,7 +22,9 @@ from app.bounds import Bounds, limit
 from app.bridge import Bridge
 from app.config.schema import Config, LimitsConfig, SseConfig
 from app.draining_server import uvicorn_config
+from app.experiment.experiment import Experiment
 from app.metrics import Metrics, Subject
+from app.metrics.experiment import no_experiment
 from app.middleware import count_rejected
 from app.policy_desk import PolicyDesk
 from app.service import Service
@@ -140,6 +142,12 @@ class House:
         self.clock = clock or MonotonicClock()
         self.tenancy = Tenancy(self.config, self.clock)
         self.policies = PolicyDesk(self.config.scheduler, self.bridge, services)
+        arms = self.config.experiment.arms
+        self.experiment = (
+            Experiment(self.config.experiment, self.config.scheduler, self.policies, self.clock)
+            if arms
+            else None
+        )
         self.metrics = self._metrics()
         self.thread = EngineThread(
             Engine(
@@ -174,6 +182,7 @@ class House:
             request_templates=request_templates,
             per_request_metrics=per_request_metrics,
             isolate_tenants=isolate_tenants,
+            experiment=self.experiment,
         )
         key = None if admin_key is None else SecretStr(admin_key)
         self.application = create_application(
@@ -193,9 +202,13 @@ class House:
             tenants=lambda: self.tenancy.tenant_names,
             classes=lambda: self.tenancy.class_names,
             waits=self.bridge.expected_waits,
+            experiment=no_experiment if self.experiment is None else self.experiment.figures,
             clock=self.clock,
         )
-        return Metrics(self.config.metrics, subject, self.scheduler.stats(self.clock.now()))
+        metrics = Metrics(self.config.metrics, subject, self.scheduler.stats(self.clock.now()))
+        if self.experiment is not None:
+            metrics.tell(self.experiment.ledger)
+        return metrics
 
     @property
     def url(self) -> str:

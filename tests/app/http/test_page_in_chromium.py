@@ -18,6 +18,8 @@ from support.browser import READY, browsing
 from support.float_parity import MODEL as FILE
 from support.serving import COMPLETIONS, House, saying, serving
 
+from app.experiment.comparison import Result
+
 ROOT = Path(__file__).parents[3]
 PICTURES = os.environ.get("OCTAVO_SCREENSHOTS")
 KEY = "the-admin-key"
@@ -371,3 +373,41 @@ async def take_pictures(tab) -> None:
         "height": bottom - top + 24,
     }
     await tab.screenshot(path=ROOT / PICTURES / "page-charts.png", full_page=True, clip=clip)
+
+
+async def test_an_experiment_is_shown_with_what_it_found(tmp_path: Path) -> None:
+    arms = {"first": {"policy": "fcfs"}, "second": {"policy": "fair-share"}}
+    config = {"experiment": {"arms": arms, "period_s": 3600.0, "washout_s": 0.0}}
+    async with (
+        serving(admin_key=KEY, script=saying("hi"), config=config) as house,
+        browsing(house.url, viewport=WIDE) as tab,
+    ):
+        house.experiment.ledger.blocks += [
+            {arm: found(0.5 * (1 + arm) + 0.01 * block) for arm in (0, 1)} for block in range(8)
+        ]
+        house.experiment.start()
+        await enter(tab)
+        row = tab.locator("#experiment-rows tr", has_text="time to first token")
+        await row.get_by_text("worse").wait_for()
+        told = await row.inner_text()
+        assert "second" in told
+        assert "+9" in told  # half as long again, and a little less in later blocks
+        await tab.get_by_text("8 blocks complete").wait_for()
+        await tab.locator("#experiment").screenshot(path=tmp_path / "experiment.png")
+        assert await overflow(tab) <= 0
+        house.experiment.stop("enough is known")
+        await tab.get_by_text("over: enough is known").wait_for()
+
+
+def found(ttft: float) -> Result:
+    """A period of which one thing is known."""
+    return Result({"ttft_s": ttft}, {}, {}, 60.0, 10, 0)
+
+
+async def test_where_there_is_no_experiment_none_is_shown() -> None:
+    async with (
+        serving(admin_key=KEY, script=saying("hi")) as house,
+        browsing(house.url, viewport=WIDE) as tab,
+    ):
+        await enter(tab)
+        assert not await tab.locator("#experiment").is_visible()

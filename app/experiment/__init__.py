@@ -1,0 +1,1 @@
+"""Live switchback experiments: policies take turns on one engine, and what each did is compared."""

@@ -1,0 +1,70 @@
+// A live experiment: which arm is in charge, and what each was found to change.
+import { byId, element, plural, say, time } from "./format.js";
+
+const MEASURES = {
+  ttft_s: ["time to first token", time],
+  itl_s: ["between tokens", time],
+  itl_p99_s: ["between tokens, p99", time],
+  output_tok_s: ["tokens/s", (value) => value.toFixed(1)],
+  attained: ["targets met", share],
+  failed: ["failed", share],
+};
+
+function share(value) {
+  return `${(100 * value).toFixed(1)}%`;
+}
+
+/** A relative change; null is as far as it goes. */
+function change(value, otherwise) {
+  if (value === null || value === undefined) return otherwise;
+  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(100 * value).toFixed(1)}%`;
+}
+
+function told(value, write) {
+  return value === null || value === undefined ? "–" : write(value);
+}
+
+export class ExperimentPanel {
+  constructor() {
+    this.shown = "";
+  }
+
+  /** What a document says of it; null where none is configured. */
+  show(experiment) {
+    byId("experiment").hidden = !experiment;
+    if (!experiment) return;
+    say(byId("experiment-says"), this.words(experiment));
+    const { arms, comparisons } = experiment;
+    const now = JSON.stringify([arms, comparisons]);
+    if (now === this.shown) return;
+    this.shown = now;
+    byId("experiment-rows").replaceChildren(...comparisons.flatMap((each) => this.rows(each, arms)));
+  }
+
+  words({ over, in_charge, washout, next_turn_in_s, blocks, level }) {
+    const complete = `${plural(blocks, "block")} complete, intervals of ${Math.round(100 * level)}% at all times`;
+    if (over) return `over: ${over} · ${complete}`;
+    const phase = washout ? "washout" : "measuring";
+    return `${in_charge ?? "–"} in charge, ${phase}, ${time(next_turn_in_s)} left · ${complete}`;
+  }
+
+  rows({ arm, against, measures }, arms) {
+    const means = (name) => arms.find((each) => each.arm === name).means;
+    const [base, other] = [means(against), means(arm)];
+    return Object.entries(measures).map(([measure, found], place) => {
+      const [words, write] = MEASURES[measure] ?? [measure, String];
+      const between = "change" in found ? `${change(found.low, "−∞")} … ${change(found.high, "+∞")}` : "–";
+      return element(
+        "tr",
+        {},
+        element("th", { scope: "row" }, place ? "" : arm),
+        element("td", {}, words),
+        element("td", { className: "number" }, told(base[measure], write)),
+        element("td", { className: "number" }, told(other[measure], write)),
+        element("td", { className: "number" }, "change" in found ? change(found.change, "∞") : "–"),
+        element("td", {}, between),
+        element("td", { className: `verdict ${found.verdict}` }, found.verdict),
+      );
+    });
+  }
+}
