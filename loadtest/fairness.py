@@ -31,13 +31,27 @@ def fairness(records: Sequence[Record]) -> float:
     (Σ service)² / (n · Σ service²): R. Jain, D. Chiu, W. Hawe, A quantitative measure of fairness,
     DEC-TR-301, 1984.
     """
+    return mean_jain(competing_shares(records))
+
+
+def mean_jain(windows: Sequence[Sequence[float]]) -> float:
+    """The mean of Jain's index over windows; 1 if there is none."""
+    return sum(map(jain, windows)) / len(windows) if windows else 1.0
+
+
+def largest_gap(windows: Sequence[Sequence[float]]) -> float:
+    """The largest difference between what two tenants got in one window; 0 if there is none."""
+    return max((max(shares) - min(shares) for shares in windows), default=0.0)
+
+
+def competing_shares(records: Sequence[Record]) -> list[list[float]]:
+    """What each tenant got in each window in which two or more competed, as `fairness` says."""
     service = _service(records)
-    indices = [
-        jain([service[tenant].get(window, 0.0) for tenant in competing])
+    return [
+        [service[tenant].get(window, 0.0) for tenant in competing]
         for window, competing in sorted(_competing(_backlogs(records)).items())
         if len(competing) > 1
     ]
-    return sum(indices) / len(indices) if indices else 1.0
 
 
 def jain(shares: Sequence[float]) -> float:

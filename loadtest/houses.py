@@ -58,7 +58,7 @@ class House:
     @property
     def targets(self) -> dict[str, Targets]:
         """What each class is promised."""
-        return {name: _targets(each) for name, each in self.config.classes.items()}
+        return targets_of(self.config)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -154,6 +154,11 @@ def house_of(
             recompute="recompute" in engine.relief,
         ),
     )
+
+
+def targets_of(config: Config) -> dict[str, Targets]:
+    """What a configuration promises each class."""
+    return {name: _targets(each) for name, each in config.classes.items()}
 
 
 def _targets(config: ClassConfig) -> Targets:

@@ -17,7 +17,8 @@ Definitions are those of `vllm bench serve`, on the engine's side of the wire:
     recomputed_tokens    tokens that were computed again for that
     prefix_hit_rate      prompt tokens found cached / prompt tokens, of admitted requests
     by_tenant, by_class  the same for each, up to recomputed_tokens
-    jain                 fairness between tenants, see `fairness`
+    jain, service_gap    fairness between tenants, see `fairness`: Jain's index, and the largest
+                         difference between the service of two in one window
     forced_admissions    those that the guard gave to the oldest request
     duration_s           from the first arrival to the last token
 
@@ -32,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.fairness import fairness
+from loadtest.fairness import competing_shares, largest_gap, mean_jain
 from loadtest.simulation import Record, Simulation
 
 Floats = npt.NDArray[np.float64]
@@ -52,12 +53,14 @@ def of_requests(records: Sequence[Record]) -> dict[str, Any]:
     """Those figures of a run that are in its requests, wherever they ran."""
     seconds = duration(records)
     whole = figures(records, seconds)
+    shares = competing_shares(records)
     return {
         **whole,
         "prefix_hit_rate": _prefix_hit_rate(records),
         "by_tenant": _by(records, lambda record: record.arrival.tenant, seconds, whole),
         "by_class": _by(records, lambda record: record.arrival.slo_class, seconds, whole),
-        "jain": fairness(records),
+        "jain": mean_jain(shares),
+        "service_gap": largest_gap(shares),
         "duration_s": seconds,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ class Arm(Protocol):
 
     def run(
         self, arrivals: Sequence[Arrival], seed: int
-    ) -> tuple[dict[str, Any], Sequence[Record]]:
+    ) -> tuple[Mapping[str, Any], Sequence[Record]]:
         """The report of a run, and what became of its requests in order of arrival."""
         ...
 

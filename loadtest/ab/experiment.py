@@ -38,12 +38,13 @@ class Look:
 
     experiment: Experiment
     arm: int
+    seed: int = 0
 
     def busy_s(self) -> float:
         """The longest busy period."""
         experiment = self.experiment
         offered = experiment.workload.joined(experiment.arrivals)
-        return longest_busy_period(experiment.arms[self.arm].run(offered, 0)[1])
+        return longest_busy_period(experiment.arms[self.arm].run(offered, self.seed)[1])
 
 
 @dataclass(frozen=True, slots=True)

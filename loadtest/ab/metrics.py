@@ -37,7 +37,7 @@ OF_GROUPS: Final = (
     ),
     Metric("output_tok_s", "output tokens a second", HIGHER),
     Metric("goodput_req_s", "goodput, requests a second", HIGHER),
-    Metric("met", "part that met its targets", HIGHER),
+    Metric("met", "part that met its targets", HIGHER, "ratio"),
     Metric("shed", "requests refused", LOWER),
     Metric("preemptions", "preemptions", LOWER),
     Metric("recomputed_tokens", "tokens computed again", LOWER),
@@ -46,12 +46,12 @@ OF_GROUPS: Final = (
 
 OF_ALL: Final = (
     *OF_GROUPS,
-    Metric("prefix_hit_rate", "prompt tokens found cached", HIGHER),
+    Metric("prefix_hit_rate", "prompt tokens found cached", HIGHER, "ratio"),
     Metric("jain", "fairness, Jain's index", HIGHER),
     Metric("service_gap", "largest service gap, token prices", LOWER),
     Metric("running", "requests that run at once", HIGHER),
-    Metric("wasted_kv", "part of the KV held that is empty", LOWER),
-    Metric("wasted_rows", "part of the rows that pads a batch", LOWER),
+    Metric("wasted_kv", "part of the KV held that is empty", LOWER, "ratio"),
+    Metric("wasted_rows", "part of the rows that pads a batch", LOWER, "ratio"),
 )
 """Of all requests only."""
 

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Final, TypeVar
+
+CHUNKS: Final = 200
+"""So many at most, so that nobody is left with much at the end."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,12 +33,17 @@ class Workers:
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """function and items have to be such as can be sent to another process. tick is called once
         for each item that is done."""
-        answers = self._pool.map(function, items) if self._pool else map(function, items)
+        answers = self._sent(function, items) if self._pool else map(function, items)
         done: list[R] = []
         for answer in answers:
             done.append(answer)
             self._tick()
         return done
+
+    def _sent(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """In chunks, which share what their items have in common on the way."""
+        assert self._pool is not None
+        return self._pool.map(function, items, chunksize=1 + len(items) // CHUNKS)
 
 
 @contextmanager

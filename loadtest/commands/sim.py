@@ -148,6 +148,8 @@ def sim(
                                   output tokens) of tenants that had somebody
                                   waiting all through a 60 s window; mean of the
                                   windows with two or more, 1 if there is none
+      service_gap                 the largest difference of that service between two
+                                  such tenants in one window
       forced_admissions           by the guard, to the oldest request
       policy_faults               what the guard saved, by kind
       duration_s, steps           first arrival to last token; steps computed

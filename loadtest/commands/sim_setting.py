@@ -63,7 +63,7 @@ def own_setting(
     scheduler = policy_option(policy, params)
     costs = find_profile(profile or USUAL_PROFILE)
     tokens = pool_tokens or costs.pool_tokens or USUAL_POOL_TOKENS
-    machine = _machine(costs, tokens, step_tokens, rows, _noise(noise, costs))
+    machine = _machine(costs, tokens, step_tokens, rows, noise_of(noise, costs))
     promised = Targets(ttft or math.inf, tpot or math.inf, e2e or math.inf)
 
     def run(arrivals: list[Arrival], seed: int, tick: Callable[[], None]) -> Simulation:
@@ -88,7 +88,7 @@ def configured_setting(
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
             raise _said_in_config(option)
     costs = find_profile(profile) if profile else None
-    house = house_of(loaded.config, costs, pool_tokens=pool_tokens, noise=_noise(noise, costs))
+    house = house_of(loaded.config, costs, pool_tokens=pool_tokens, noise=noise_of(noise, costs))
 
     def run(arrivals: list[Arrival], seed: int, tick: Callable[[], None]) -> Simulation:
         return house.simulate(arrivals, seed=seed, tick=tick)
@@ -104,8 +104,8 @@ def _said_in_config(option: str) -> BadConfiguration:
     return BadConfiguration(Problem(name, f"the configuration says that; {instead}"))
 
 
-def _noise(noise: float | str, profile: Profile | None) -> float | Residuals:
-    """Raises BadConfiguration where nobody measured any."""
+def noise_of(noise: float | str, profile: Profile | None) -> float | Residuals:
+    """How steps scatter: as is said, or MEASURED. Raises BadConfiguration where nobody measured."""
     if not isinstance(noise, str):
         return noise
     if profile is None or not profile.residuals:

@@ -55,7 +55,8 @@ class LiveRecord:
         Latencies count from when the request was due, or from when it was sent. Tokens that came in
         one chunk came at the same time. Every error is a `shed`.
         """
-        arrival = replace(self.arrival, at=self.sent_at) if since_sent else self.arrival
+        sent_at = max(0.0, self.sent_at)  # a loop's timer may be early by a little
+        arrival = replace(self.arrival, at=sent_at) if since_sent else self.arrival
         times = array("d", self.chunk_times)
         if times and self.error is None:
             times.extend([times[-1]] * (self.arrival.output_tokens - len(times)))

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from loadtest.fairness import fairness, jain
+from loadtest.fairness import competing_shares, fairness, jain, largest_gap
 from loadtest.simulation import NO_TARGETS, Record
 from loadtest.traces import Arrival
 
@@ -46,3 +46,11 @@ def test_a_night_in_which_nobody_comes_takes_no_time() -> None:
 def test_waits_that_touch_are_one_backlog() -> None:
     joined = [record("b", 0, 30), record("b", 20, 90)]
     assert fairness([record("a", 0, 100), record("a", 0, 1, tokens=9), *joined]) < 1
+
+
+def test_the_largest_gap_is_that_of_two_who_compete_in_one_window() -> None:
+    waits = [record("a", 0, 130), record("b", 0, 130), record("c", 60, 130)]
+    got = [record("a", 0, 70, tokens=4), record("b", 0, 10, tokens=2), record("c", 0, 70, tokens=9)]
+    assert competing_shares(waits + got) == [[0, 5], [9, 0, 19]]
+    assert largest_gap([[0, 5], [9, 0, 19]]) == 19
+    assert largest_gap([]) == 0

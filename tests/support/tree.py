@@ -59,6 +59,12 @@ SILENT = {
     "docs/page-charts.png": "What the page draws of the last two minutes.",
     "docs/page.png": "The page: a chat, and the engine at work.",
     "docs/traces.md": "Spans for OpenTelemetry: how to have them, and what they say.",
+    "loadtest/ab/examples": "Comparisons that README shows, each a folder.",
+    "loadtest/ab/examples/allocation": "Blocks as tokens come, and blocks reserved.",
+    "loadtest/ab/examples/batching": "Continuous batching, and static batches.",
+    "loadtest/ab/examples/decode-priority": "Decodes first, and fixed budgets of a step.",
+    "loadtest/ab/examples/fair-share": "Heavy tenants beside light ones.",
+    "loadtest/ab/examples/slo": "Two classes with targets.",
     "loadtest/RESULTS.md": "Beside other engines: tables made from peers/results.json.",
     "engine/native/src": "The C++ of it, compiled once for each instruction set.",
 }

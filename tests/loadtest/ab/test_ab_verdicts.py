@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.ab.power import seeds_needed
+from loadtest.ab.power import FEWEST, LONGER, seeds_needed
 from loadtest.ab.verdicts import Better, Verdict, benjamini_hochberg, holm, verdict
 
 PS = st.lists(st.floats(0, 1), min_size=1, max_size=30)
@@ -43,11 +43,11 @@ def test_holm_shows_no_more_than_benjamini_and_hochberg_nor_than_no_correction(
         assert p <= 0.05 or not second
 
 
-def test_seeds_for_a_difference_are_those_of_the_paired_t_test() -> None:
+def test_seeds_for_a_difference_are_those_of_the_paired_t_test_and_some_more() -> None:
     """Textbook: one standard deviation takes 10 pairs, half of one 34, at 5% and 80%."""
-    assert seeds_needed(1.0, 1.0) == pytest.approx(10, abs=1)
-    assert seeds_needed(0.1, 0.05) == pytest.approx(34, abs=1)
-    assert seeds_needed(0.0, 0.05) == 5
+    assert seeds_needed(LONGER**-0.5, 1.0) == pytest.approx(10, abs=1)
+    assert seeds_needed(0.1 * LONGER**-0.5, 0.05) == pytest.approx(34, abs=1)
+    assert seeds_needed(0.0, 0.05) == FEWEST
     assert seeds_needed(0.1, 0.0) is None
     assert seeds_needed(1.0, 1e-4) is None
 
