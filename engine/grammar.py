@@ -4,7 +4,7 @@ The engine knows token ids only. Who makes a grammar (`app.structured`) knows wh
 gives each sequence a matcher, tells it which tokens have landed, and asks for masks:
 
     launch    prepare(matchers) ─▶ wait()     computed while the forward pass runs
-    sample    under the mask
+    sample    under the mask; who has none yet sits this one out
     land      accept(token), and each token that is forced() after it;
               over: the sequence ends; fault: its request fails
 
@@ -16,7 +16,8 @@ preemption or a fault in a step, and nothing is ever taken back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,16 @@ Mask: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.int32]
 word i // 32, least significant first, as llguidance packs them); tokens beyond the last word may
 not."""
 
-Masks: TypeAlias = Sequence[Mask | None]
+
+class Late(Enum):
+    """What stands for a mask that is not there yet."""
+
+    LATE = "late"
+
+
+LATE: Final = Late.LATE
+
+Masks: TypeAlias = Sequence[Mask | Late | None]
 """None allows all."""
 
 
@@ -69,6 +79,10 @@ class Grammar(Protocol):
         They may be of different grammars with the same maker. What is returned waits for the masks;
         until it has, nobody touches the matchers. A mask that cannot be had is None, and makes its
         matcher faulty; a mask allows at least one token.
+
+        The step goes on when they have been waited for, and so does everybody in it: what takes
+        longer than the others can be asked to wait is LATE. Its matcher is not touched either, and
+        it is prepared again in a later step; one that never comes is to be made faulty instead.
         """
         ...
 

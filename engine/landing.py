@@ -59,6 +59,7 @@ class Landing:
         groups: dict[Request, None] = {}
         rows, results, reports = flight.batch.rows, sampled.tokens, sampled.logprobs
         runs = self._verified(flight, sampled)
+        late = self._outside.late(flight)
         if runs:
             results, reports = one_a_row(flight, sampled)
         if len(results) < len(rows):
@@ -70,6 +71,9 @@ class Landing:
         for sequence, epoch, count, samples, token, logprobs in zip(*columns, strict=True):
             if runs and sequence in runs:
                 self._land_run(sequence, epoch, runs[sequence], now)
+                continue
+            if late and sequence in late:
+                self._miss(sequence, epoch, count)
                 continue
             request = sequence.request
             current = epoch == sequence.epoch
@@ -184,6 +188,26 @@ class Landing:
         elif len(sequence.tokens) >= request.most_tokens:
             output.finish = Finish(FinishReason.LENGTH)
             self.end(sequence, output.finish)
+
+    def _miss(self, sequence: EngineSequence, epoch: int, count: int) -> None:
+        """Take in a row whose mask was not there in time: what was sampled is worth nothing.
+
+        The last token of the row will be computed again, so that there are logits to sample from.
+        """
+        sequence.pending -= 1
+        self._counters.late_rows += 1
+        self._log("late", *sequence.name)
+        if epoch != sequence.epoch:
+            return
+        request, memory, start = sequence.request, self._memory, sequence.computed
+        request.resuming = False
+        sequence.begin_at(start + count - 1)
+        memory.trim(sequence)
+        if memory.cache and sequence.computed // BLOCK > sequence.published:
+            memory.publish(sequence)
+        if start < request.prompt_length:
+            self._count_prompt(sequence, start)
+        self._roster.back_to_prompt(sequence)
 
     def end(self, sequence: EngineSequence, finish: Finish) -> None:
         """A sequence is complete: its blocks serve others from the next schedule on."""

@@ -94,7 +94,8 @@ class Counters:
     offloaded_blocks and restored_blocks: blocks moved to host memory, and back;
     drafts: rows that verified guesses (`engine.speculation`), draft_tokens: the guesses, and
     accepted_tokens: those that were right and were said; draft_faults: how often guessing failed;
-    forced_tokens: generated tokens that a grammar left no choice about (`engine.forced`).
+    forced_tokens: generated tokens that a grammar left no choice about (`engine.forced`);
+    late_rows: rows that came to no token because their masks were not there in time.
     """
 
     steps: int = 0
@@ -113,6 +114,7 @@ class Counters:
     accepted_tokens: int = 0
     draft_faults: int = 0
     forced_tokens: int = 0
+    late_rows: int = 0
     admitted_tokens: int = 0
     looked_up_tokens: int = 0
     finished: int = 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as List
 from typing import Final
 
 from engine.beam_search import Hypothesis
+from engine.plan import Flight
 from engine.prefix import KeyChain
 from engine.request import Request, Sequence
 
@@ -26,6 +28,10 @@ class Outside:
     def too_long(self, what: str, seconds: float, most: float) -> bool:
         """Whether a policy took more than `most` CPU seconds. what: STEP or TOLD."""
         return seconds > most
+
+    def late(self, flight: Flight) -> Collection[Sequence]:
+        """Which sequences of a flight had no mask in time: nothing was sampled for their rows."""
+        return flight.sampling.late
 
     def resolved(self, request: Request, parents: List[int], found: List[Hypothesis]) -> None:
         """A beam search has chosen who goes on: the indices of the sequences that its new beams

@@ -9,7 +9,7 @@ from operator import add
 
 from engine.batch import Batch, Rows
 from engine.controls import SampleRow, ScoredRow
-from engine.grammar import Mask, Matcher
+from engine.grammar import LATE, Mask, Matcher
 from engine.moves import Launched
 from engine.packing import NO_ARRAYS, BatchArrays
 from engine.request import Request, Sequence
@@ -109,10 +109,11 @@ class Sampling(Collection[SampleRow]):
 
     sequences, tokens: of the rows that sample; tokens is what the row looks back on. drafts: the
     guesses that a row verifies: there is a `SampleRow` behind each of them too, which looks back on
-    it as if it were right.
+    it as if it were right. late: whose masks were not there in time; what is sampled for them, by
+    no mask, is worth nothing.
     """
 
-    __slots__ = ("_drafts", "_masks", "_rows", "_sequences", "_tokens")
+    __slots__ = ("_drafts", "_masks", "_rows", "_sequences", "_tokens", "late")
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class Sampling(Collection[SampleRow]):
         self._tokens = tokens
         self._drafts = drafts
         self._masks: dict[int, Mask | None] = {}
+        self.late: Collection[Sequence] = ()
 
     def __len__(self) -> int:
         return len(self._sequences) + sum(map(len, self._drafts.values()))
@@ -150,21 +152,26 @@ class Sampling(Collection[SampleRow]):
                 yield SampleRow(controls, index, end - len(draft) + right, known, prompt)
 
     def begin_masks(self) -> Callable[[], None]:
-        """Have the masks of rows under a grammar computed; returns what waits until they are.
+        """Have the masks of rows under a grammar computed; returns what waits for them.
 
         Before that nobody may look at the rows, or at their matchers.
         """
         guided = [(i, s) for i, s in enumerate(self._sequences) if s.matcher is not None]
         if not guided:
             return _no_masks
-        places = [place for place, _ in guided]
         matchers: list[Matcher] = [s.matcher for _, s in guided if s.matcher is not None]
         grammar = guided[0][1].request.controls.grammar
         assert grammar is not None, "a matcher has a grammar"
         wait = grammar.prepare(matchers)
 
         def take() -> None:
-            self._masks = dict(zip(places, wait(), strict=True))
+            late = set()
+            for (place, sequence), mask in zip(guided, wait(), strict=True):
+                if mask is LATE:
+                    late.add(sequence)
+                else:
+                    self._masks[place] = mask
+            self.late = late
 
         return take
 

@@ -88,6 +88,7 @@ class Turn:
     sequence had generated. nows: the times that were read. landed: of each step that landed.
     refused: the rows that submitting a step named as faulty, none for all; None if it went well.
     drafts: how many guesses each row verifies. waits: who waits for its token, to guess from there.
+    late: whose rows landed without a token, because their masks were not there in time.
     keys: names of full blocks that were computed, as (sequence, keys). overruns: when the policy
     took too long: OF_STEP, or the number of the call of this turn that told it something.
     decisions: entries of the decision log.
@@ -98,6 +99,7 @@ class Turn:
         "drafts",
         "keys",
         "landed",
+        "late",
         "left",
         "mail",
         "nows",
@@ -114,6 +116,7 @@ class Turn:
         self.refused: Sequence[int] | None = None
         self.drafts: list[tuple[Name, int]] = []
         self.waits: list[Name] = []
+        self.late: list[Name] = []
         self.keys: list[tuple[Name, Sequence[bytes]]] = []
         self.overruns: list[int] = []
         self.decisions: list[tuple[Any, ...]] = []
@@ -180,6 +183,8 @@ class Recorder(Outside):
             turn.drafts.append(((entry[1], entry[2]), entry[3]))
         elif entry[0] == "wait":
             turn.waits.append((entry[1], entry[2]))
+        elif entry[0] == "late":
+            turn.late.append((entry[1], entry[2]))
 
     def chain_of(self, sequence: EngineSequence) -> KeyChain:
         submission = sequence.request.submission

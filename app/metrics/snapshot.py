@@ -97,6 +97,7 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_restored_blocks", "KV blocks moved back", totals.restored_blocks),
         ("octavo_drafts", "Rows that verified guesses", totals.drafts),
         ("octavo_draft_tokens", "Guesses that were verified", totals.draft_tokens),
+        ("octavo_late_masks", "Rows whose grammar was not ready in time", totals.late_rows),
         ("octavo_accepted_tokens", "Guesses that were right", totals.accepted_tokens),
         (
             "octavo_draft_faults",

@@ -45,6 +45,8 @@ def row_of(turn: Turn, names: Names) -> Row:
         row["drafts"] = [(*name, count) for name, count in turn.drafts]
     if turn.waits:
         row["waits"] = turn.waits
+    if turn.late:
+        row["late"] = turn.late
     if turn.keys:
         row["keys"] = [(*name, names.keys(keys)) for name, keys in turn.keys]
     if turn.overruns:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from app.config.schema import StructuredConfig
 from app.errors import grammars_busy, grammars_unavailable
 from app.structured.bounds import Unfit
+from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.source import Source
 from app.structured.vetter import NotVetted, TookTooLong, Vetter
@@ -52,7 +53,7 @@ class Grammars:
         self._idle = self._vetters[:]
         self._vetting = ThreadPoolExecutor(config.workers, thread_name_prefix="octavo-vetting")
         self._compiling: Executor | None = None
-        self._masks = ThreadPoolExecutor(1, thread_name_prefix="octavo-masks")
+        self._masks = MaskCrew(-(-tokenizer.vocab_size // 32))
 
     async def get(self, source: Source) -> Grammar:
         """The grammar of a source. Call it on the event loop.
@@ -80,7 +81,7 @@ class Grammars:
 
     def close(self) -> None:
         """End the processes, and give the threads back."""
-        self._masks.shutdown(wait=False, cancel_futures=True)
+        self._masks.close()
         self._vetting.shutdown(wait=False, cancel_futures=True)
         for vetter in self._vetters:
             vetter.close()

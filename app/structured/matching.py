@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any, Final, cast
 
-import numpy as np
-
+from app.structured.masks import MaskCrew, MaskRow
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Mask, Masks, Matcher
 
@@ -26,16 +24,16 @@ class CompiledGrammar:
     """A grammar over the tokens of the served model (`engine.grammar.Grammar`).
 
     start: an LLMatcher that has accepted nothing; copies of it share what was found out about the
-    grammar. words: 32-bit words of a mask. masks: where masks are computed, one thread. broken: is
-    called when a matcher failed; what the grammar has found out may be the reason. opening: up to
-    this text an answer is free. forces: whether tokens that it leaves no choice about are said.
+    grammar. masks: who computes masks. broken: is called when a matcher failed; what the grammar
+    has found out may be the reason. opening: up to this text an answer is free. forces: whether
+    tokens that it leaves no choice about are said.
     """
 
     def __init__(
         self,
         start: Any,
         tokenizer: Tokenizer,
-        masks: Executor,
+        masks: MaskCrew,
         broken: Callable[[], None],
         opening: str = "",
         *,
@@ -43,7 +41,6 @@ class CompiledGrammar:
     ) -> None:
         self.tokenizer = tokenizer
         self._start = start
-        self._words = -(-tokenizer.vocab_size // 32)
         self._masks = masks
         self._broken = broken
         self._opening = opening.encode()
@@ -56,15 +53,7 @@ class CompiledGrammar:
         return TokenMatcher(self, inner)
 
     def prepare(self, matchers: Sequence[Matcher]) -> Callable[[], Masks]:
-        return self._masks.submit(self._compute, matchers).result
-
-    def _compute(self, matchers: Sequence[Matcher]) -> Masks:
-        words = np.empty((len(matchers), self._words), np.int32)
-        masks: list[Mask | None] = []
-        for matcher, row in zip(matchers, words, strict=True):
-            assert isinstance(matcher, TokenMatcher)
-            masks.append(row if matcher.fill(row) else None)
-        return masks
+        return self._masks.begin(cast("Sequence[TokenMatcher]", matchers)).wait
 
     def failed(self) -> None:
         """A matcher cannot go on."""
@@ -74,7 +63,7 @@ class CompiledGrammar:
 class TokenMatcher:
     """How far a sequence has come (`engine.grammar.Matcher`)."""
 
-    __slots__ = ("_grammar", "_inner", "_slow", "fault", "over")
+    __slots__ = ("_grammar", "_inner", "_slow", "fault", "over", "row")
 
     def __init__(self, grammar: CompiledGrammar, inner: Any) -> None:
         self._grammar = grammar
@@ -82,6 +71,7 @@ class TokenMatcher:
         self._slow = 0
         self.over = False
         self.fault = ""
+        self.row: MaskRow | None = None
 
     def accept(self, token: int) -> None:
         if self.fault:
@@ -121,6 +111,9 @@ class TokenMatcher:
         if self._inner.is_error():
             self._fail(TOO_COMPLEX)
         return not self.fault
+
+    def give_up(self) -> None:
+        self._fail(TOO_COMPLEX)
 
     def _count(self, began: float) -> None:
         self._slow += time.thread_time() - began > SLOW_S

@@ -11,6 +11,7 @@ from engine.beam_search import Hypothesis
 from engine.controls import Candidate, Sampled, SampleRow, TokenLogprobs
 from engine.errors import RowFault
 from engine.outside import TOLD, Outside
+from engine.plan import Flight
 from engine.prefix import KeyChain
 from engine.recorder import BREAKS, GOES_ON, OF_STEP, STOPS, Landed, Name, Outcome, Turn
 from engine.request import Request, Sequence
@@ -99,6 +100,10 @@ class Recorded(Outside, Drafter):
         if what == TOLD:
             call, self._told = self._told, self._told + 1
         return call in self._turn.overruns
+
+    def late(self, flight: Flight) -> Collection[Sequence]:
+        names = self._turn.late
+        return [each for each in flight.sequences if each.name in names] if names else ()
 
     def resolved(self, request: Request, parents: List[int], found: List[Hypothesis]) -> None:
         """It was made to choose what is recorded."""

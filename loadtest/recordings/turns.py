@@ -38,6 +38,7 @@ def turn_of(row: Mapping[str, Any]) -> Turn:
     turn.refused = row.get("refused")
     turn.drafts = [((id, index), count) for id, index, count in row.get("drafts", ())]
     turn.waits = [(id, index) for id, index in row.get("waits", ())]
+    turn.late = [(id, index) for id, index in row.get("late", ())]
     turn.keys = [((id, index), keys_of(keys)) for id, index, keys in row.get("keys", ())]
     turn.overruns = row.get("overruns", [])
     return turn

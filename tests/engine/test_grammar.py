@@ -1,5 +1,6 @@
 """Sequences under a grammar: masks, ends, and what preemption and faults leave of it."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +158,74 @@ def test_masks_are_waited_for_even_if_the_backend_fails():
     house.run()
     assert house.end(request).reason is FinishReason.ERROR
     assert grammar.log == ["prepare", "wait"]
+
+
+@DEPTHS
+def test_who_has_no_mask_yet_sits_out_and_nobody_else_does(depth):
+    def play(late):
+        """How many tokens the neighbours had after each step."""
+        house = Harness(depth=depth, script=lambda row: 5)
+        slow = house.submit([1, 2], 20, under(Stepwise([5], [5], [6], [5], late={2: late})))
+        others = [house.submit([1, 2], 40, under(Stepwise(*[[5]] * 40))), house.submit([1, 2], 40)]
+        landed = []
+        while house.step():
+            landed.append([len(house.tokens(each)) for each in others])
+        assert house.tokens(slow) == [5, 5, 6, 5]
+        assert house.end(slow).reason is FinishReason.STOP
+        assert house.scheduler.counters.late_rows == late
+        return landed
+
+    assert play(30) == play(0)
+
+
+@DEPTHS
+@pytest.mark.parametrize("prompt", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("n", [1, 3])
+def test_late_masks_change_no_token(depth, prompt, n):
+    def play(late):
+        house = Harness(
+            budget=24, depth=depth, script=lambda row: 5 + (row.position + row.index) % 2
+        )
+        grammar = Stepwise(*[[5, 6]] * 20, late=dict.fromkeys(range(0, 20, 3), late))
+        request = house.submit(prompt, 30, under(grammar), n=n)
+        house.submit(prompt, 30)
+        house.run()
+        assert house.pool.free == house.pool.total
+        return [house.tokens(request, index) for index in range(n)]
+
+    assert play(0) == play(1) == play(5)
+
+
+@DEPTHS
+def test_preemption_and_faults_while_a_mask_is_late_change_no_token(depth):
+    def play(blocks, late, nan_rows):
+        script = lambda row: row.position % 3  # noqa: E731
+        house = Harness(blocks=blocks, depth=depth, script=script, nan_rows=nan_rows)
+        places = [[k % 3, 7 + k % 5] for k in range(40)]
+        grammars = [Stepwise(*places, late=late) for _ in range(3)]
+        ids = [house.submit(20, 60, under(grammar)) for grammar in grammars]
+        house.run()
+        ended = [house.end(request).reason for request in ids]
+        told = [house.tokens(request) for request in ids]
+        assert told == [grammar.matchers[0].accepted for grammar in grammars]
+        return told, ended
+
+    late = {0: 2, 5: 9, 11: 1, 20: 3}
+    assert play(64, {}, {}) == play(64, late, {}) == play(6, late, {})
+    _, ended = play(64, late, {7: [0]})
+    assert sorted(each.value for each in ended) == ["error", "stop", "stop"]
+
+
+@DEPTHS
+def test_who_waits_for_a_mask_can_be_aborted(depth):
+    house = Harness(depth=depth, script=lambda row: 5)
+    request = house.submit([1, 2], 20, under(Stepwise([5], [5], late={1: math.inf})))
+    for _ in range(9):
+        house.step()
+    assert house.tokens(request) == [5]
+    house.abort(request)
+    house.run()
+    assert house.pool.free == house.pool.total
 
 
 def test_prompts_ask_for_no_mask_before_their_last_token():

@@ -99,7 +99,12 @@ def controls_of(arrival: Arrival, request: int, forced: Forced | None) -> RowCon
     if forced is None or arrival.searches:
         return controls
     prompt = arrival.tokens(request)
-    return replace(controls, grammar=Expecting(lambda place: prompt[place % len(prompt)], forced))
+    grammar = Expecting(
+        lambda place: prompt[place % len(prompt)],
+        forced,
+        late=lambda place: max(0, (place + request) % 7 - 4),
+    )
+    return replace(controls, grammar=grammar)
 
 
 def play(

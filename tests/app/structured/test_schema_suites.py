@@ -6,16 +6,17 @@ asked (0: of all); everything else is tried with each of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.float_parity import MODEL
 from support.guided import SCHEMAS, accepts, answers, compile_all, rows_of, sample_of
 
+from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.vocabulary import Vocabulary
 from app.text.template import ChatTemplate, encode_segments
@@ -115,7 +116,7 @@ def asked(backend, tokenizer, tried):
     """What the model answers to schemas, by their numbers, and how it ends."""
 
     def ask(numbers, temperature, forces=True):
-        with ThreadPoolExecutor(1) as masks:
+        with contextlib.closing(MaskCrew(-(-tokenizer.vocab_size // 32))) as masks:
             grammars = {
                 number: CompiledGrammar(
                     tried.starts[number], tokenizer, masks, lambda: None, forces=forces

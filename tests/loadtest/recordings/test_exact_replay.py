@@ -22,7 +22,7 @@ from support.recordings import Tape, decide_again
 from engine.allocation import PAGED, RESERVE
 from engine.backends.scripted import raising
 from engine.errors import RowFault
-from engine.grammar import Masks, Matcher
+from engine.grammar import LATE, Late, Masks, Matcher
 from engine.guard import GuardSettings
 from engine.inbox import Explain, Inspect, PolicyName, Reconfigure
 from engine.limits import ClassLimits
@@ -45,7 +45,8 @@ GUARD = replace(NO_CPU_LIMIT, every=4, max_hold_s=0.05)
 
 
 class Fragile:
-    """A grammar that ends after some tokens, or breaks at one; now and then it forces some."""
+    """A grammar that ends after some tokens, or breaks at one; now and then it forces some, and
+    some of its masks come late."""
 
     def __init__(self, ends: int, breaks: int) -> None:
         self.ends = ends
@@ -55,13 +56,19 @@ class Fragile:
         return FragileMatcher(self)
 
     def prepare(self, matchers: list[Matcher]) -> Callable[[], Masks]:
-        return lambda: [None] * len(matchers)
+        return lambda: [each.mask() for each in matchers]
 
 
 class FragileMatcher:
     def __init__(self, grammar: Fragile) -> None:
         self.grammar = grammar
         self.accepted = 0
+        self.waited = 0
+
+    def mask(self) -> Late | None:
+        late = self.waited < (self.accepted + self.grammar.ends) % 4 - 1
+        self.waited += late
+        return LATE if late else None
 
     @property
     def over(self) -> bool:
@@ -73,6 +80,7 @@ class FragileMatcher:
 
     def accept(self, token: int) -> None:
         self.accepted += 1
+        self.waited = 0
 
     def forced(self) -> list[int]:
         return [7] * (0, 3, 0, 1, 12)[self.accepted % 5]
