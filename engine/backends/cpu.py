@@ -126,6 +126,7 @@ class CPUBackend:
                 self._caught_up(batch, rows),
                 None if best is None else best[:count],
                 self.runner.draw,
+                self.runner.best_allowed,
             )
         except RowFault as fault:
             raise RowFault((int(batch.sample_rows[i]) for i in fault.rows), fault.reason) from None

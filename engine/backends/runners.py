@@ -16,9 +16,9 @@ from engine.backends.attention import PagedAttention
 from engine.backends.base import StepTimes
 from engine.backends.kv_cache import BlockStore, KVCache
 from engine.backends.native_cache import NativeKVCache
-from engine.backends.sampler import draw_in_torch, uniforms
+from engine.backends.sampler import BestAllowed, draw_in_torch, uniforms
 from engine.batch import Batch, Int32
-from engine.controls import RowControls, SampleRow
+from engine.controls import SampleRow
 from engine.models.config import ModelConfig
 from engine.models.decoder import Inputs, forward
 from engine.models.rope import rope_table
@@ -64,6 +64,11 @@ class ModelRunner(Protocol):
         """A token for each of the rows `at` of the logits (see `sampler.Draw`)."""
         ...
 
+    @property
+    def best_allowed(self) -> BestAllowed | None:
+        """Finds best tokens under masks, if `draw` looks at them too."""
+        ...
+
     def times(self) -> StepTimes:
         """Where the last step's time went. Raises NotImplementedError if nobody measures it."""
         ...
@@ -77,6 +82,7 @@ class TorchRunner:
     """A decoder in torch, float32 or int8 weights, over a cache of any format."""
 
     native: str | None = None
+    best_allowed: BestAllowed | None = None
 
     def __init__(
         self,
@@ -142,10 +148,16 @@ class NativeRunner:
     def draw(
         self, logits: Tensor, at: Sequence[int], best: Tensor, rows: Sequence[SampleRow]
     ) -> Tensor:
-        numbers = zip(best.tolist(), uniforms(rows).tolist(), rows, strict=True)
-        controls = [_controls(row.controls, peak, uniform) for peak, uniform, row in numbers]
-        array = (Controls * len(controls))(*controls)
-        return torch.from_numpy(self.model.draw(logits, at, array, self.threads)).to(torch.int64)
+        numbers = zip(rows, best.tolist(), uniforms(rows).tolist(), strict=True)
+        controls = (Controls * len(rows))(*(_controls(*each) for each in numbers))
+        tokens = self.model.draw(logits, at, controls, self.threads)
+        return torch.from_numpy(tokens).to(torch.int64)
+
+    def best_allowed(self, logits: Tensor, at: Sequence[int], rows: Sequence[SampleRow]) -> Tensor:
+        """The best token that the mask of each of the rows `at` allows (`sampler.BestAllowed`)."""
+        controls = (Controls * len(rows))(*(_controls(row) for row in rows))
+        tokens = self.model.best_allowed(logits, at, controls, self.threads)
+        return torch.from_numpy(tokens).to(torch.int64)
 
     def times(self) -> StepTimes:
         times = self.model.times()
@@ -156,8 +168,14 @@ class NativeRunner:
         self.cache = NativeKVCache(self._config, 0)
 
 
-def _controls(row: RowControls, best: float, uniform: float) -> Controls:
-    return Controls(row.temperature, row.top_p, row.min_p, uniform, best, row.top_k)
+def _controls(row: SampleRow, best: float = 0.0, uniform: float = 0.0) -> Controls:
+    """The mask must live, and stay where it is, for as long as they do."""
+    c, mask = row.controls, row.mask
+    address, words = None, 0
+    if mask is not None:
+        assert mask.flags.c_contiguous, "the words of a mask lie side by side"
+        address, words = mask.__array_interface__["data"][0], len(mask)
+    return Controls(address, c.temperature, c.top_p, c.min_p, uniform, best, c.top_k, words)
 
 
 def _index(array: Int32) -> Tensor:

@@ -53,6 +53,10 @@ Draw: TypeAlias = Callable[[Tensor, Sequence[int], Tensor, Sequence[SampleRow]],
 The logits are not changed.
 """
 
+BestAllowed: TypeAlias = Callable[[Tensor, Sequence[int], Sequence[SampleRow]], Tensor]
+"""(logits [n, vocab], some rows of it, their controls with masks) -> the best tokens that the masks
+allow; -1 where there is none."""
+
 
 @torch.inference_mode()
 def sample(
@@ -60,11 +64,14 @@ def sample(
     rows: Sequence[SampleRow],
     largest: npt.NDArray[np.int32] | None = None,
     draw: Draw | None = None,
+    best_allowed: BestAllowed | None = None,
 ) -> Sampled:
     """Sample one token for each row of logits [rows, vocab]. The logits are not changed.
 
     largest: the index of each row's largest logit, -1 in rows where NaN or infinity is; found here
     if nobody knows it. draw: who draws for rows that are not greedy; None for `draw_in_torch`.
+    best_allowed: who finds the best token under a mask, if `draw` looks at masks itself; else they
+    are spelled out here.
     Raises RowFault with indices into `rows` where logits are NaN or infinite, and where mask and
     controls forbid every token. The number of torch calls does not grow with the number of rows.
     """
@@ -76,9 +83,12 @@ def sample(
         tokens = torch.from_numpy(largest).to(torch.int64)
         best = torch.where(tokens < 0, torch.nan, logits[range(len(rows)), tokens])
     _fault(best.isfinite(), "the model computed NaN or infinite logits")
-    # The best of all tokens is the best of those that a mask allows, if it allows it.
-    known = tokens.tolist()
-    editing = [i for i, row in enumerate(rows) if _edits(row) and not _best_allowed(row, known[i])]
+    if best_allowed is not None:
+        _look_under_masks(logits, rows, best, tokens, best_allowed)
+        editing = [i for i, row in enumerate(rows) if _adjusts(row.controls)]
+    else:
+        known = tokens.tolist()
+        editing = [i for i, row in enumerate(rows) if _edits(row) and not _is_best(row, known[i])]
     edited = logits[editing]  # copies of these rows alone
     if editing:
         _edit(edited, [rows[i] for i in editing])
@@ -163,7 +173,25 @@ def _adjusts(controls: RowControls) -> bool:
     )
 
 
-def _best_allowed(row: SampleRow, best: int) -> bool:
+def _look_under_masks(
+    logits: Tensor, rows: Sequence[SampleRow], best: Tensor, tokens: Tensor, find: BestAllowed
+) -> None:
+    """Put the best that its mask allows in the place of the best of all, in each row."""
+    known = tokens.tolist()
+    # The best of all tokens is the best of those that a mask allows, if it allows it.
+    at = [
+        i
+        for i, row in enumerate(rows)
+        if row.mask is not None and not (_adjusts(row.controls) or allows(row.mask, known[i]))
+    ]
+    if at:
+        found = find(logits, at, [rows[i] for i in at])
+        tokens[at] = found
+        best[at] = torch.where(found < 0, -torch.inf, logits[at, found])
+        _fault(best.isfinite(), "the sampling controls forbid every token")
+
+
+def _is_best(row: SampleRow, best: int) -> bool:
     """Whether a greedy row that nothing but a mask edits takes the best of all tokens."""
     if row.mask is None or not _is_greedy(row.controls) or _adjusts(row.controls):
         return False

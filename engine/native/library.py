@@ -114,17 +114,21 @@ class Controls(Structure):
     """OctavoControls."""
 
     _fields_ = (
+        ("mask", c_void_p),
         ("temperature", c_double),
         ("top_p", c_double),
         ("min_p", c_double),
         ("uniform", c_double),
         ("best", c_float),
         ("top_k", c_int32),
+        ("mask_words", c_int32),
     )
 
 
 class Draw(Structure):
-    """OctavoDraw."""
+    """OctavoDraw. kept: what it points to."""
+
+    kept: object = None
 
     _fields_ = (
         ("logits", c_void_p),
@@ -161,6 +165,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.octavo_dots.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p]
     library.octavo_draw.restype = c_int32
     library.octavo_draw.argtypes = [c_void_p, POINTER(Draw)]
+    library.octavo_best.restype = None
+    library.octavo_best.argtypes = [c_void_p, POINTER(Draw)]
     library.octavo_attention.restype = None
     library.octavo_attention.argtypes = [
         *(c_void_p, POINTER(Model), POINTER(Cache), POINTER(Step)),

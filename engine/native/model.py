@@ -124,19 +124,21 @@ class NativeModel:
         threads: int,
     ) -> npt.NDArray[np.int32]:
         """A token for each of the rows `at` of float32 logits [rows, vocab]."""
-        step = 4 * logits.stride(0)
-        addresses = np.asarray(at, np.uint64) * np.uint64(step) + np.uint64(logits.data_ptr())
-        tokens = np.empty(len(at), np.int32)
-        work = native.Draw(
-            logits=addresses.ctypes.data,
-            controls=controls,
-            tokens=tokens.ctypes.data,
-            rows=len(at),
-            vocab=logits.shape[1],
-            threads=threads,
-        )
+        tokens, work = _draw(logits, at, controls, threads)
         if self._library.octavo_draw(self._engine, work):
             raise MemoryError("no memory to draw in")
+        return tokens
+
+    def best_allowed(
+        self,
+        logits: Tensor,
+        at: Sequence[int],
+        controls: ctypes.Array[native.Controls],
+        threads: int,
+    ) -> npt.NDArray[np.int32]:
+        """The best token of each of the rows `at` that its mask allows; -1 if there is none."""
+        tokens, work = _draw(logits, at, controls, threads)
+        self._library.octavo_best(self._engine, work)
         return tokens
 
     def times(self) -> native.Times:
@@ -245,3 +247,25 @@ def _wide(down: QuantisedMatrix, inputs: int) -> QuantisedMatrix:
     numbers = torch.zeros(len(down.numbers), inputs, dtype=torch.int8)
     numbers[:, : down.numbers.shape[1]] = down.numbers
     return QuantisedMatrix(numbers, down.scales)
+
+
+def _draw(
+    logits: Tensor, at: Sequence[int], controls: ctypes.Array[native.Controls], threads: int
+) -> tuple[npt.NDArray[np.int32], native.Draw]:
+    """Where the tokens of some rows of logits will be, and the work that finds them.
+
+    The work keeps alive what it points to.
+    """
+    step = 4 * logits.stride(0)
+    addresses = np.asarray(at, np.uint64) * np.uint64(step) + np.uint64(logits.data_ptr())
+    tokens = np.empty(len(at), np.int32)
+    work = native.Draw(
+        logits=addresses.ctypes.data,
+        controls=controls,
+        tokens=tokens.ctypes.data,
+        rows=len(at),
+        vocab=logits.shape[1],
+        threads=threads,
+    )
+    work.kept = logits, addresses, tokens
+    return tokens, work

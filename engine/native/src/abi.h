@@ -92,15 +92,18 @@ struct OctavoStep {
   int32_t threads;
 };
 
-// How one row is drawn (engine/controls.py). best: its largest logit. temperature > 0; top_k: 0 for
-// all; uniform: in [0, 1).
+// How one row is drawn (engine/controls.py). mask: a bit for each token that may be, the lowest of
+// a word first; none beyond its words; null for all. best: the largest logit of these.
+// temperature > 0; top_k: 0 for all; uniform: in [0, 1).
 struct OctavoControls {
+  const uint32_t* mask;
   double temperature;
   double top_p;
   double min_p;
   double uniform;
   float best;
   int32_t top_k;
+  int32_t mask_words;
 };
 
 // Rows to draw a token for: logits: where the `vocab` logits of each are.

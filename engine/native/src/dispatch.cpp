@@ -21,6 +21,7 @@
   void attention(void*, const OctavoModel&, const OctavoCache&, const OctavoStep&, int,      \
                  const float*, float*);                                                      \
   void draw(const OctavoDraw&);                                                              \
+  void best(const OctavoDraw&);                                                              \
   }
 
 OCTAVO_DECLARE(portable)
@@ -44,12 +45,13 @@ struct OctavoEngine {
   void (*attention)(void*, const OctavoModel&, const OctavoCache&, const OctavoStep&, int,
                     const float*, float*);
   void (*draw)(const OctavoDraw&);
+  void (*best)(const OctavoDraw&);
 };
 
 #define OCTAVO_ENGINE(isa)                                                                    \
   new OctavoEngine {                                                                          \
     #isa, isa::workspace_new(), isa::workspace_free, isa::workspace_times, isa::step, isa::dots, \
-    isa::attention, isa::draw                                                                 \
+    isa::attention, isa::draw, isa::best                                                                 \
   }
 
 #if defined(OCTAVO_WITH_AVX2)
@@ -169,4 +171,7 @@ int32_t octavo_draw(const OctavoEngine* engine, const OctavoDraw* draw) {
     return 1;
   }
 }
+
+// The best token that the mask of each row allows; -1 if there is none with a finite logit.
+void octavo_best(const OctavoEngine* engine, const OctavoDraw* draw) { engine->best(*draw); }
 }

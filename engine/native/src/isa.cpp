@@ -65,6 +65,12 @@ void draw(const OctavoDraw& work) {
                                 spaces[omp_get_thread_num()]);
 }
 
+void best(const OctavoDraw& work) {
+#pragma omp parallel for schedule(dynamic) num_threads(work.threads)
+  for (int row = 0; row < work.rows; ++row)
+    work.tokens[row] = best_allowed(work.logits[row], Mask(work.controls[row]), work.vocab);
+}
+
 // x [rows, inputs] int8 times a matrix, sums as integers [rows, outputs]: to check exactness.
 void dots(const OctavoMatrix& m, const int8_t* x, int rows, int32_t* out) {
   const TileRegisters registers;

@@ -6,8 +6,8 @@
 //     min_p    keeps what has this share of the best token's weight
 //
 // and of the rest, in the order of token ids, the first whose cumulative weight is above uniform *
-// total. Nothing is sorted but the few tokens around a threshold. All sums have an order that
-// depends on the row alone.
+// total. A token that the row's mask forbids weighs nothing from the start. Nothing is sorted but
+// the few tokens around a threshold. All sums have an order that depends on the row alone.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -27,10 +27,30 @@ constexpr int STRETCH = 512;  // tokens whose weights are summed before they are
 
 // Memory that one thread draws in.
 struct DrawSpace {
-  std::vector<float> values, peaks;
+  std::vector<float> values, peaks, masked;
   std::vector<int32_t> ids;
   std::vector<double> weights, sums, around;
 };
+
+// Which tokens of a row may be sampled.
+struct Mask {
+  const uint32_t* words;  // null if all may
+  int count;
+
+  explicit Mask(const OctavoControls& c) : words(c.mask), count(c.mask_words) {}
+
+  // A bit for each of the 32 tokens from 32 * i on.
+  uint32_t of_32(int i) const { return i < count ? words[i] : 0; }
+
+  // A bit for each of the 8 tokens from 8 * i on.
+  int of_8(int i) const { return words ? of_32(i / 4) >> (8 * (i % 4)) & 0xff : 0xff; }
+};
+
+static inline f64x8 keep(f64x8 x, int bits) {
+  const i64x8 place = {1, 2, 4, 8, 16, 32, 64, 128};
+  const i64x8 kept = (place & (i64x8{} + bits)) != 0;
+  return kept ? x : f64x8{};
+}
 
 static inline bool any(i32x16 lanes) {
 #if defined(__AVX512F__)
@@ -112,6 +132,53 @@ static inline int keep_best(const float* logits, int n, int k, DrawSpace& space)
       space.ids[kept++] = space.ids[i];
     }
   return kept;
+}
+
+// A copy of the row in which what is forbidden is minus infinity.
+static inline const float* masked(const float* logits, const Mask& mask, int vocab,
+                                  DrawSpace& space) {
+  std::vector<float>& to = space.masked;
+  to.resize(vocab);
+  for (int i = 0; i < vocab; ++i)
+    to[i] = mask.of_32(i / 32) >> (i % 32) & 1 ? logits[i] : -INFINITY;
+  return to.data();
+}
+
+// The sixteen logits from `from` on; minus infinity where bits have no 1.
+static inline f32x16 keep_sixteen(const float* from, uint32_t bits) {
+  const i32x16 place = {1,   2,   4,   8,    16,   32,   64,   128,
+                        256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  const i32x16 kept = (place & (i32x16{} + (int32_t)bits)) != 0;
+  return kept ? load<f32x16>(from) : splat(-INFINITY);
+}
+
+// The first of the best tokens that a mask allows; -1 if none has more than minus infinity.
+static inline int best_allowed(const float* logits, const Mask& mask, int vocab) {
+  const int whole = std::min(mask.count, vocab / 32);
+  f32x16 peaks = splat(-INFINITY);
+  for (int w = 0; w < whole; ++w) {
+    const uint32_t bits = mask.words[w];
+    if (!bits) continue;
+    peaks = largest(keep_sixteen(logits + 32 * w, bits & 0xffff), peaks);
+    peaks = largest(keep_sixteen(logits + 32 * w + 16, bits >> 16), peaks);
+  }
+  float best = -INFINITY;
+  for (int i = 0; i < LANES; ++i) best = std::max(best, peaks[i]);
+  auto allowed = [&](int i) { return mask.of_32(i / 32) >> (i % 32) & 1; };
+  for (int i = 32 * whole; i < vocab; ++i)
+    if (allowed(i)) best = std::max(best, logits[i]);
+  if (best == -INFINITY) return -1;
+  for (int w = 0; w < whole; ++w) {
+    const uint32_t bits = mask.words[w];
+    if (!bits || !(any(keep_sixteen(logits + 32 * w, bits & 0xffff) == splat(best)) ||
+                   any(keep_sixteen(logits + 32 * w + 16, bits >> 16) == splat(best))))
+      continue;
+    for (int i = 32 * w; i < 32 * w + 32; ++i)
+      if (allowed(i) && logits[i] == best) return i;
+  }
+  for (int i = 32 * whole; i < vocab; ++i)
+    if (allowed(i) && logits[i] == best) return i;
+  return -1;  // not reached: best is one of them
 }
 
 struct Mass {
@@ -203,8 +270,11 @@ static inline int draw_row(const float* logits, const OctavoControls& c, int voc
                            DrawSpace& space) {
   const float* values = logits;
   int n = vocab;
+  Mask mask(c);
   const bool limited = 0 < c.top_k && c.top_k < vocab;
   if (limited) {
+    if (mask.words) logits = masked(logits, mask, vocab, space);
+    mask.words = nullptr;
     n = keep_best(logits, vocab, c.top_k, space);
     values = space.values.data();
   }
@@ -213,6 +283,11 @@ static inline int draw_row(const float* logits, const OctavoControls& c, int voc
   std::fill(weights.begin() + n, weights.end(), 0.0);
   const double inverse = std::min(1.0 / c.temperature, 1.7e308);
   for (int i = 0; i < n; i += 8) {
+    const int bits = mask.of_8(i / 8);
+    if (!bits) {
+      store(&weights[i], f64x8{});
+      continue;
+    }
     float lanes[8];
     const float* from = values + i;
     if (n - i < 8) {
@@ -220,7 +295,8 @@ static inline int draw_row(const float* logits, const OctavoControls& c, int voc
       from = lanes;
     }
     const f64x8 x = __builtin_convertvector(load<f32x8>(from), f64x8) - (double)c.best;
-    store(&weights[i], exponential(x * inverse));
+    const f64x8 weight = exponential(x * inverse);
+    store(&weights[i], bits == 0xff ? weight : keep(weight, bits));
   }
   double least = c.min_p;
   if (c.top_p < 1) {
