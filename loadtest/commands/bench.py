@@ -26,6 +26,7 @@ from loadtest import (
     http_tables,
     queue_bench,
     speculation_bench,
+    structured_bench,
 )
 from loadtest.accuracy import DOMAINS, KEPT, WINDOWS, measure_accuracy
 from loadtest.allocation_bench import compare, demands
@@ -46,6 +47,7 @@ from loadtest.model_bench import TICKS, measure_model
 from loadtest.queue_bench import SHAPES, built_in, measure_queues
 from loadtest.scrape_bench import measure_scrapes
 from loadtest.speculation_bench import MOST_GIVEN, measure_speculation, read_prompts, ticks
+from loadtest.structured_bench import measure_structured
 
 MODEL_ROUNDS: Final = 3
 """Rounds of what computes a model, at most."""
@@ -56,7 +58,9 @@ MODEL_ROUNDS: Final = 3
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["model", "clients", "http", "host", "queues", "allocation", "speculation"]),
+    type=click.Choice(
+        ["model", "clients", "http", "host", "queues", "allocation", "speculation", "structured"]
+    ),
     help="Measure this part; may be repeated.  [default: all of them]",
 )
 @click.option(
@@ -133,6 +137,7 @@ def bench(
     allocation  what paging saves against reserving blocks, in virtual time
     speculation one sequence with guesses and without: where answers repeat their prompts,
                 and where they do not; guesses as engine.speculation says, else ngram
+    structured  guided requests beside free ones: steps, masks, and hostile schemas
 
     Takes some six minutes, half of it to make the crowds that wait (--waiting 10000 is quicker).
     The model is the configured one, under the configured engine. What cannot be measured is named,
@@ -235,6 +240,11 @@ class _Parts:
         found = {"speculation": speculation_bench.as_json(gains)}
         return found, [speculation_bench.table(gains, speculation_bench.method_of(self.config))]
 
+    def structured(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        console = Console(stderr=True)
+        found = measure_structured(self.config, console, self.model_rounds, tick)
+        return {"structured": structured_bench.as_json(found)}, [structured_bench.table(found)]
+
     def __iter__(self) -> Iterator[tuple[str, Callable[[Tick], tuple[Figures, list[Table]]], int]]:
         """Each part's name, what measures it, and how often that ticks."""
         yield "model", self.model, self.model_rounds * TICKS
@@ -244,6 +254,7 @@ class _Parts:
         yield "queues", self.queues, len(built_in()) * len(SHAPES)
         yield "allocation", self.allocation, 1
         yield "speculation", self.speculation, ticks(self.given)
+        yield "structured", self.structured, structured_bench.ticks(self.model_rounds)
 
 
 def _measure(parts: _Parts, only: tuple[str, ...]) -> tuple[Figures, list[Table]]:
