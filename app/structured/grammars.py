@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -20,7 +18,7 @@ from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.source import Source
 from app.structured.vetter import NotVetted, TookTooLong, Vetter
-from app.structured.vetting import NICE, STACK_BYTES
+from app.structured.vetting import STACK_BYTES, stand_back
 from app.structured.vocabulary import Vocabulary
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
@@ -168,7 +166,7 @@ def _heard(future: asyncio.Future[CompiledGrammar]) -> None:
 
 def _deep_thread() -> Executor:
     """One thread with a deep stack, started."""
-    pool = ThreadPoolExecutor(1, "octavo-grammar", _step_aside)
+    pool = ThreadPoolExecutor(1, "octavo-grammar", stand_back)
     with _stack_size:
         before = threading.stack_size(STACK_BYTES)
         try:
@@ -177,9 +175,3 @@ def _deep_thread() -> Executor:
             threading.stack_size(before)
     started.result()
     return pool
-
-
-def _step_aside() -> None:
-    """Let the threads that compute steps go first, where a thread can have a priority."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

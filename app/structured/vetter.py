@@ -16,15 +16,12 @@ import orjson
 
 from app.structured.bounds import Unfit
 from app.structured.kinds import Kind
-from app.structured.vetting import read_frame, write_frame
+from app.structured.vetting import read_frame, stand_back, write_frame
 
 log = logging.getLogger("octavo.structured")
 
 START_S: Final = 60.0
 """Seconds after which a process that does not get ready is given up."""
-
-QUICK_S: Final = 0.25
-"""Seconds after which a grammar gets only what CPU time nobody else wants."""
 
 MODULE: Final = "app.structured.vetting"
 
@@ -96,7 +93,11 @@ class Vetter:
         raise NotVetted(f"the process that vets grammars ended with {process.returncode}")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """In a session of its own: signals for the server are not for it."""
+        """In a group of its own, since signals for the server's are not for it.
+
+        In the same session: Linux shares processors between sessions first, and looks at who stands
+        back only within one.
+        """
         path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         with self._changing:
@@ -109,32 +110,24 @@ class Vetter:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=environment,
-                    start_new_session=True,
+                    process_group=0,
                 )
             except OSError as error:
                 raise NotVetted(f"the process that vets grammars does not start: {error}") from None
+            stand_back(self._process.pid)
             return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> bytes | None:
-        """What it answers; None if it ended. Raises TookTooLong, and ends it.
-
-        One that has been put behind everybody cannot come back, so the next grammar has another.
-        """
+        """What it answers; None if it ended. Raises TookTooLong, and ends it."""
         assert process.stdin is not None
         try:
             write_frame(process.stdin, request)
-            try:
-                return _answer(process, min(QUICK_S, self._timeout_s))
-            except TimeoutError:
-                _put_behind_everybody(process)
-            answer = _answer(process, max(0.0, self._timeout_s - QUICK_S))
+            return _answer(process, self._timeout_s)
         except TimeoutError:
             self._end()
             raise TookTooLong from None
         except OSError:
             return None
-        self._end()
-        return answer
 
     def _end(self) -> None:
         with self._changing:
@@ -162,11 +155,3 @@ def _readable(stream: IO[bytes], timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     return bool(poll.poll(1000 * timeout_s))
-
-
-def _put_behind_everybody(process: subprocess.Popen[bytes]) -> None:
-    """Have a process run when no other wants to, where there is a way to say so."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{process.pid}/task"):
-                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))

@@ -31,9 +31,6 @@ STACK_BYTES: Final = 64 * 2**20
 """Stack of a thread that compiles: the library recurses along chains of references and rules, and
 at the usual 8 MiB some 1,000 of them end the process."""
 
-NICE: Final = 10
-"""How far who compiles stands back, in Unix's unit."""
-
 MOST_MEMORY: Final = 256 * 2**20
 """Bytes that grammars may take, beyond what the process has before the first."""
 
@@ -65,13 +62,23 @@ def main() -> None:
     """Answer until there is nothing more to read."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a server that drains may still need it
-    os.nice(NICE)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, answers))
     thread.start()
     thread.join()
+
+
+def stand_back(thread: int = 0) -> None:
+    """Have a thread, or the calling one, run when no other wants to, where that can be said.
+
+    A thread that only is nice gets slices of some milliseconds, and while it has one the threads
+    that compute a step wait for each other: beside one of nice 19 a step took four times as long.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:

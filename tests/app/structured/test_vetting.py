@@ -87,7 +87,8 @@ def test_what_goes_wrong_at_the_first_tokens_is_not_let_in(vetter, schema):
 def test_signals_for_the_server_do_not_end_it(vetter):
     assert works(vetter)
     pid = vetter.pid
-    assert os.getsid(pid) != os.getsid(0)  # so those of a terminal do not even come
+    assert os.getpgid(pid) != os.getpgid(0)  # so those of a terminal do not even come
+    assert os.getsid(pid) == os.getsid(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     assert works(vetter)
