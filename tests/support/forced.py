@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.text.tokenizer import PieceTokenizer, Tokenizer
+from support.grammars import masks_in_the_end
 
 CLOSING = frozenset(b'"}]')
 
@@ -56,7 +58,7 @@ def walk(start: Any, tokenizer: Tokenizer, seed: int, most: int) -> Walked:
     Asserts that what is forced is what masks alone would force: one token after the other. Values
     are made short: every third token closes something, if it may.
     """
-    with ThreadPoolExecutor(1) as masks:
+    with closing(MaskCrew(-(-tokenizer.vocab_size // 32))) as masks:
         grammar = CompiledGrammar(start, tokenizer, masks, lambda: None)
         matcher = grammar.matcher()
         draw = random.Random(seed)
@@ -81,7 +83,7 @@ def walk(start: Any, tokenizer: Tokenizer, seed: int, most: int) -> Walked:
 
 
 def _allowed(grammar: CompiledGrammar, matcher: Any) -> np.ndarray:
-    (mask,) = grammar.prepare([matcher])()
+    (mask,) = masks_in_the_end(grammar, [matcher])
     assert mask is not None, "the matcher is at fault, or free"
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 

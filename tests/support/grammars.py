@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from engine.grammar import LATE, Late, Mask, Masks, Matcher, first_allowed
+from engine.grammar import LATE, Grammar, Late, Mask, Masks, Matcher, first_allowed
 
 VOCAB = 64
 
@@ -21,6 +22,17 @@ def mask_of(allowed: Sequence[int], vocab: int = VOCAB) -> Mask:
     bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
     bits[list(allowed)] = 1
     return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def masks_in_the_end(grammar: Grammar, matchers: Sequence[Matcher]) -> list[Mask | None]:
+    """The masks of matchers, in as many steps that take no time as that needs."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        masks = grammar.prepare(matchers)()
+        there = [mask for mask in masks if not isinstance(mask, Late)]
+        if len(there) == len(masks):
+            return there
+    raise AssertionError("a mask never came")
 
 
 class StepwiseMatcher:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.engines import GREEDY, Harness
+from support.grammars import masks_in_the_end
 
 from app.structured.masks import MOST_LATE, MaskCrew
 from app.structured.matching import TOO_COMPLEX, CompiledGrammar
@@ -89,23 +90,13 @@ def grammar(crew):
     return make
 
 
-def masks_of(grammar, matchers):
-    """Steps that take no time, until each of these has a mask; what was said of all in the last."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        masks = grammar.prepare(matchers)()
-        if all(mask is not LATE for mask in masks):
-            return masks
-    raise AssertionError("a mask never came")
-
-
 def allowed(mask):
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
 def test_each_row_has_its_own_mask(grammar):
     made = [grammar(Matching((token,))) for token in (3, 200, 77)]
-    masks = masks_of(made[0], [each.matcher() for each in made])
+    masks = masks_in_the_end(made[0], [each.matcher() for each in made])
     assert [allowed(mask) for mask in masks] == [[3], [200], [77]]
 
 
@@ -124,7 +115,7 @@ def test_the_mask_that_holds_the_others_up_is_late_and_they_are_not(grammar, go)
                     assert allowed(mask) == [7]
                     matcher.accept(7)
     go.set()
-    (mask,) = masks_of(held, [stuck])
+    (mask,) = masks_in_the_end(held, [stuck])
     assert allowed(mask) == [7]
     assert not stuck.fault
 
@@ -143,7 +134,7 @@ def test_a_mask_that_never_comes_is_given_up(grammar, go):
 
 def test_an_error_nobody_knows_is_a_fault_of_its_matcher_alone(grammar, caplog):
     broken, fine = grammar(Broken()).matcher(), grammar(Matching()).matcher()
-    none, mask = masks_of(grammar(Matching()), [broken, fine])
+    none, mask = masks_in_the_end(grammar(Matching()), [broken, fine])
     assert none is None
     assert broken.fault == TOO_COMPLEX
     assert allowed(mask) == [7]

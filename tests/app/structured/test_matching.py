@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from support.grammars import masks_in_the_end
 
 from app.config.schema import StructuredConfig
 from app.errors import ApiError
@@ -39,7 +40,7 @@ async def start(grammars, source):
 
 
 def allowed(grammar, matcher):
-    (mask,) = grammar.prepare([matcher])()
+    (mask,) = masks_in_the_end(grammar, [matcher])
     if mask is None:
         return None
     return {token for token in range(300) if allows(mask, token)}
@@ -68,7 +69,7 @@ async def test_what_may_go_on_may_also_end(grammars):
 async def test_matchers_of_different_grammars_are_masked_together(grammars):
     grammar, first = await start(grammars, regex("a"))
     _, second = await start(grammars, regex("b"))
-    masks = grammar.prepare([second, first, grammar.matcher()])()
+    masks = masks_in_the_end(grammar, [second, first, grammar.matcher()])
     assert [np.flatnonzero(mask).tolist() for mask in masks] == [[3], [3], [3]]
     assert allows(masks[0], ord("b"))
     assert allows(masks[1], ord("a"))
