@@ -17,7 +17,7 @@ from app.structured.bounds import Unfit
 from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.source import Source
-from app.structured.vetter import NotVetted, TookTooLong, Vetter
+from app.structured.vetter import SHUTTING_DOWN, NotVetted, TookTooLong, Vetter
 from app.structured.vetting import STACK_BYTES, stand_back
 from app.structured.vocabulary import Vocabulary
 from app.text.tokenizer import Tokenizer
@@ -121,7 +121,8 @@ class Grammars:
             raise Unfit(f"takes longer than the {most:g} s that are possible here") from None
         except NotVetted as error:
             self._forget(key)
-            log.error("%s", error)
+            if str(error) != SHUTTING_DOWN:
+                log.error("%s", error)
             raise
         finally:
             self._idle.append(vetter)

@@ -23,6 +23,8 @@ log = logging.getLogger("octavo.structured")
 START_S: Final = 60.0
 """Seconds after which a process that does not get ready is given up."""
 
+SHUTTING_DOWN: Final = "the server is shutting down"
+
 MODULE: Final = "app.structured.vetting"
 
 
@@ -90,6 +92,8 @@ class Vetter:
             if _answer(process, START_S) == b"ready":
                 return process
         self._end()
+        if self._closed:
+            raise NotVetted(SHUTTING_DOWN)
         raise NotVetted(f"the process that vets grammars ended with {process.returncode}")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -102,7 +106,7 @@ class Vetter:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         with self._changing:
             if self._closed:
-                raise NotVetted("the server is shutting down")
+                raise NotVetted(SHUTTING_DOWN)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", MODULE],
