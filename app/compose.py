@@ -6,6 +6,7 @@ policy. Nothing is half started when a ConfigurationError leaves this module.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import time
@@ -33,6 +34,7 @@ from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
 from app.problems import Problem, naming_the_key, refuse
+from app.recording.recording import Recording, open_recording
 from app.service import Service
 from app.structured.grammars import Grammars
 from app.tenancy import Tenancy, house_bounds
@@ -50,7 +52,10 @@ from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
 from engine.cost import FittedCost, LearningCost, LinearCost
+from engine.decisions import no_log
 from engine.loop import Emit, Engine
+from engine.outside import OUTSIDE
+from engine.recorder import Recorder
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
 from engine.speculation import Drafter
@@ -107,7 +112,8 @@ def compose(config: Config, console: Console) -> House:
         max_lag=config.bridge.max_lag,
         stuck_after_s=config.health.stuck_after_s,
     )
-    core = compose_engine(config, console, bridge.emit)
+    recording = open_recording(config)
+    core = compose_engine(config, console, bridge.emit, recording)
     engine = core.engine
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
     tenancy = Tenancy(config, engine.clock)
@@ -138,7 +144,7 @@ def compose(config: Config, console: Console) -> House:
         experiment=experiment,
     )
     spans = open_spans(config.tracing, config.model.served_name, version("octavo"))
-    lifespan = _lifespan(service, EngineThread(engine), core, spans)
+    lifespan = _lifespan(service, EngineThread(engine), core, recording, spans)
     server = config.server
     application = create_application(
         service, lifespan, server.admin_key, server.cors_origins, spans
@@ -181,8 +187,13 @@ def _metrics(
     return metrics
 
 
-def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
-    """Load the model and make its engine, for who drives it himself. Raises ConfigurationError."""
+def compose_engine(
+    config: Config, console: Console, emit: Emit, recording: Recording | None = None
+) -> Core:
+    """Load the model and make its engine, for who drives it himself. Raises ConfigurationError.
+
+    recording: begins here, if there is one; whoever made it closes it.
+    """
     path = _model_path(config, console)
     with naming_the_key("model.path"):
         tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
@@ -193,7 +204,10 @@ def compose_engine(config: Config, console: Console, emit: Emit) -> Core:
     model = _load_model(config, path, tokenizer, simulated)
     max_model_len = _max_model_len(config, model)
     guessing = compose_guessing(config, cost, tokenizer, model)
-    engine = _engine(config, policy, model, max_model_len, cost, guessing.drafter, emit)
+    recorder = None if recording is None else recording.recorder
+    engine = _engine(config, policy, model, max_model_len, cost, guessing.drafter, emit, recorder)
+    if recording is not None:
+        recording.begin(engine)
     return Core(engine, model, guessing, path, tokenizer, template, max_model_len)
 
 
@@ -311,6 +325,7 @@ def _engine(
     cost: LearningCost,
     drafter: Drafter | None,
     emit: Emit,
+    recorder: Recorder | None,
 ) -> Engine:
     pool = BlockPool(model.backend.total_blocks)
     scheduler = Scheduler(
@@ -322,6 +337,8 @@ def _engine(
         allocation=ALLOCATIONS[config.engine.allocation],
         relief=_relief(config, model.backend, cost),
         drafter=drafter,
+        log=no_log if recorder is None else recorder.decided,
+        outside=recorder or OUTSIDE,
     )
     return Engine(
         scheduler=scheduler,
@@ -330,6 +347,7 @@ def _engine(
         cost=cost,
         emit=emit,
         depth=config.engine.depth,
+        recorder=recorder,
     )
 
 
@@ -343,7 +361,11 @@ def _relief(config: Config, backend: Backend, cost: LearningCost) -> ReliefSetti
 
 
 def _lifespan(
-    service: Service, thread: EngineThread, core: Core, spans: Spans | None
+    service: Service,
+    thread: EngineThread,
+    core: Core,
+    recording: Recording | None,
+    spans: Spans | None,
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     """Start the engine thread with the application, and end it with its last request."""
 
@@ -362,6 +384,8 @@ def _lifespan(
             service.policies.close()
             service.grammars.close()
             core.close()
+            if recording is not None:
+                await asyncio.to_thread(recording.close)
             if spans is not None:
                 await spans.end()
 

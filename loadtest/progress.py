@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 
 @contextmanager
-def bar(what: str, total: float) -> Iterator[Callable[[], None]]:
-    """Gives a function to call once for each that has ended."""
+def bar(what: str, total: float | None) -> Iterator[Callable[[], None]]:
+    """Gives a function to call once for each that has ended. total: None if nobody knows."""
     console = Console(stderr=True)
     columns = TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     disable = not console.is_terminal

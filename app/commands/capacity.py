@@ -13,7 +13,7 @@ import orjson
 from rich.console import Console
 
 from app.capacity_tables import tables
-from app.config.schema import parse_size
+from app.config.sizes import parse_size
 from app.model_shapes import file_shape, preset_shape
 from app.problems import BadConfiguration, Problem, suggest
 from engine.backends.memory import auto_kv_bytes

@@ -15,7 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from app.config.experiment_schema import ExperimentConfig
 from app.config.metrics_schema import MetricsConfig
+from app.config.record_schema import RecordConfig
 from app.config.section import HeaderName, Label, Name, Section
+from app.config.sizes import Size, parse_size
 from app.config.tracing_schema import TracingConfig
 
 DEFAULT_MODEL_NAME: Final = "smollm2-135m-instruct"
@@ -34,20 +36,10 @@ HASHED: Final = "sha256:"
 MOST_GRAMMAR: Final = 2**18
 """Bytes: chains of references in a longer one could be deeper than the stack."""
 
-_UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BEARER: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _SHA256: Final = re.compile(r"sha256:[0-9A-Fa-f]{64}")
 _OF_NOTHING: Final = HASHED + hashlib.sha256(b"").hexdigest()
-_SIZE: Final = re.compile(r"([0-9]+) ?(|KiB|MiB|GiB)")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
-
-
-def parse_size(value: object) -> object:
-    """Turn "512MiB" or "2GiB" into bytes; anything else is left for the type to judge."""
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not match[2]:
-        return value
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def parse_kv_memory(value: object) -> object:
@@ -98,7 +90,6 @@ def origin(text: str) -> str:
     return text
 
 
-Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
 OffloadMemory: TypeAlias = Annotated[int, BeforeValidator(parse_offload_memory)]
 ReliefStep: TypeAlias = Literal["evict", "offload", "recompute"]
@@ -555,4 +546,5 @@ class Config(Section):
     structured: StructuredConfig = StructuredConfig()
     metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig = TracingConfig()
+    record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()

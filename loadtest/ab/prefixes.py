@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from loadtest.traces import Arrival
 from loadtest.traces.arrival import Prefix
@@ -23,7 +24,7 @@ class Prefixes:
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for place, arrival in enumerate(arrivals):
-            for name in arrival.prefix.names if arrival.prefix else ():
+            for name in _all(arrival.prefix):
                 first.setdefault(name, place)
                 last[name] = place
         self._lasting = {name for name in first if last[name] - first[name] >= block}
@@ -39,8 +40,14 @@ class Prefixes:
         """The names of a request's prompt where it is drawn in this block."""
         if arrival.prefix is None:
             return None
-        names = tuple(
-            name if name in self._lasting else name + block * self._stride
-            for name in arrival.prefix.names
-        )
-        return replace(arrival.prefix, names=names)
+        prefix, renamed = arrival.prefix, partial(self._renamed, block)
+        names, answer = tuple(map(renamed, prefix.names)), tuple(map(renamed, prefix.answer))
+        return replace(prefix, names=names, answer=answer)
+
+    def _renamed(self, block: int, name: int) -> int:
+        return name if name in self._lasting else name + block * self._stride
+
+
+def _all(prefix: Prefix | None) -> tuple[int, ...]:
+    """What a request leaves in the cache."""
+    return () if prefix is None else (*prefix.names, *prefix.answer)

@@ -34,7 +34,7 @@ POSITIVE: Final = FiniteRange(min=0, min_open=True)
 TRACE_HELP: Final = (
     "Who arrives when: a tenant CSV (arrival_s, tenant, prompt_tokens, output_tokens, and if you"
     " like class, priority, max_tokens), an Azure CSV, Mooncake JSONL, or a CSV of lengths alone"
-    " (num_prefill_tokens, num_decode_tokens); plain or gzipped."
+    " (num_prefill_tokens, num_decode_tokens); plain or gzipped. Or a recording: its directory."
 )
 
 

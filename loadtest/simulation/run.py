@@ -19,8 +19,10 @@ from engine.clock import VirtualClock
 from engine.decisions import DecisionSink, no_log
 from engine.loop import Engine
 from engine.outputs import Look, Output
+from engine.outside import OUTSIDE, Outside
 from engine.replay import replay
 from engine.scheduler import Scheduler
+from loadtest.simulation.answers import NamedAnswers
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.records import NO_TARGETS, Record, Simulation, Targets
 from loadtest.simulation.requests import Answering, AnswersThatEnd, endless, submissions
@@ -75,6 +77,7 @@ def simulate(
         allocation=machine.allocation,
         relief=machine.relief,
         cpu_clock=_no_cpu_time,
+        outside=_outside(records),
     )
 
     def emit(outputs: Sequence[Output], look: Look) -> None:
@@ -100,6 +103,12 @@ def simulate(
         policy_faults=dict(scheduler.guard.saves),
         policy=chosen,
     )
+
+
+def _outside(records: Sequence[Record]) -> Outside:
+    """Names blocks of answers as the trace does, if it does."""
+    named = any(each.arrival.prefix and each.arrival.prefix.answer for each in records)
+    return NamedAnswers(records) if named else OUTSIDE
 
 
 def _backend(

@@ -25,16 +25,19 @@ class Prefix:
 
     names: one integer for each `block_tokens` tokens, the last of which may be fewer. A name stands
     for its tokens and all tokens before, as a chained hash does. block_tokens: a multiple of BLOCK.
+    answer: names of the blocks of BLOCK tokens that the answer fills, the first of which may begin
+    with the end of the prompt; who goes on from the answer has them in its prompt.
     Raises ValueError for anything else.
     """
 
     names: tuple[int, ...]
     block_tokens: int = BLOCK
+    answer: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.block_tokens < BLOCK or self.block_tokens % BLOCK:
             raise ValueError(f"a name stands for a multiple of {BLOCK} tokens")
-        if not all(0 <= name < MOST_NAME // self._blocks for name in self.names):
+        if not all(0 <= name < MOST_NAME // self._blocks for name in (*self.names, *self.answer)):
             raise ValueError("names of blocks are neither negative nor that large")
 
     @property
@@ -47,6 +50,10 @@ class Prefix:
         each, full = self._blocks, prompt_tokens // BLOCK
         numbers = (name * each + i for name in self.names for i in range(each))
         return [number.to_bytes(KEY_BYTES, "big") for number in itertools.islice(numbers, full)]
+
+    def answer_keys(self) -> list[bytes]:
+        """The keys of the full blocks behind those of the prompt."""
+        return [number.to_bytes(KEY_BYTES, "big") for number in self.answer]
 
 
 @dataclass(frozen=True, slots=True)

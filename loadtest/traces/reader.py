@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import ConfigurationError
+from loadtest.recordings.files import find_recording, is_recording
 from loadtest.traces.arrival import Arrival
 from loadtest.traces.columns import format_of
 from loadtest.traces.mooncake import arrival_of
+from loadtest.traces.recorded import recorded_arrivals
 from loadtest.traces.timing import from_first
 
 _GZIP: Final = b"\x1f\x8b"
@@ -46,6 +48,8 @@ def read_trace(path: Path) -> Trace:
     Raises TraceError for a file that cannot be read, for one of an unknown format, and for a row
     that is no request.
     """
+    if is_recording(path):
+        return Trace(from_first(_recorded(path)), timed=True)
     text = _text(path)
     if text.lstrip().startswith("{"):
         timed, arrivals = True, list(_lines(path, text))
@@ -54,6 +58,17 @@ def read_trace(path: Path) -> Trace:
     if not arrivals:
         raise TraceError(f"{path}: there are no requests in it")
     return Trace(from_first(arrivals), timed)
+
+
+def _recorded(path: Path) -> list[Arrival]:
+    """The requests of a recording; raises ConfigurationError for one that cannot be read."""
+    try:
+        arrivals = recorded_arrivals(find_recording(path))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TraceError(f"{path}: the recording is damaged: {error!r}") from error
+    if not arrivals:
+        raise TraceError(f"{path}: there are no requests in it")
+    return arrivals
 
 
 def _text(path: Path) -> str:
