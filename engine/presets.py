@@ -58,8 +58,8 @@ def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -
 
 
 # The config.json of each at huggingface.co: meta-llama/Llama-2-7b-hf, Llama-3.1-8B, Llama-3.1-70B,
-# Llama-3.2-1B, Llama-3.2-3B; mistralai/Mistral-7B-v0.3; Qwen/Qwen2.5-7B, Qwen3-0.6B, Qwen3-4B,
-# Qwen3-8B, Qwen3-14B, Qwen3-32B; HuggingFaceTB/SmolLM2-135M, SmolLM2-1.7B.
+# Llama-3.2-1B, Llama-3.2-3B; mistralai/Mistral-7B-v0.3; Qwen/Qwen2.5-7B, Qwen2.5-32B,
+# Qwen3-0.6B, Qwen3-4B, Qwen3-8B, Qwen3-14B, Qwen3-32B; HuggingFaceTB/SmolLM2-135M, SmolLM2-1.7B.
 MODELS: Final = {
     "llama-2-7b": DenseModel(32, 4096, 32, 32, 128, 11_008, 32_000, 4096),
     "llama-3.1-8b": _llama3(32, 4096, 32, 14_336),
@@ -68,6 +68,7 @@ MODELS: Final = {
     "llama-3.2-3b": _llama3(28, 3072, 24, 8192, tied=True),
     "mistral-7b": DenseModel(32, 4096, 32, 8, 128, 14_336, 32_768, 32_768),
     "qwen2.5-7b": DenseModel(28, 3584, 28, 4, 128, 18_944, 152_064, 131_072, attention_bias=True),
+    "qwen2.5-32b": DenseModel(64, 5120, 40, 8, 128, 27_648, 152_064, 131_072, attention_bias=True),
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
     "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12_288),

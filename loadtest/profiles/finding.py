@@ -10,10 +10,14 @@ from engine.errors import ConfigurationError
 from engine.presets import GPUS, MODELS
 from loadtest.profiles.document import read_profile
 from loadtest.profiles.profile import Profile
-from loadtest.profiles.roofline import roofline_cost, roofline_pool_tokens
+from loadtest.profiles.roofline import roofline_cost, roofline_pool_tokens, together
 
 KEPT: Final = Path(__file__).parent
 """Where fitted profiles are kept, NAME.json each."""
+
+
+SEVERAL: Final = ("2", "4", "8")
+"""How many GPUs may compute one model together."""
 
 
 def find_profile(name: str) -> Profile:
@@ -24,18 +28,28 @@ def find_profile(name: str) -> Profile:
     kept = KEPT / f"{name}.json"
     if kept.parent == KEPT and kept.is_file():
         return read_profile(kept)
-    for gpu in sorted(GPUS, key=len, reverse=True):
-        model = name.removeprefix(f"{gpu}-")
-        if model != name and model in MODELS:
-            return _estimate(name, GPUS[gpu], model)
+    for model in MODELS:
+        device = gpus(name.removesuffix(f"-{model}")) if name.endswith(f"-{model}") else None
+        if device is not None:
+            return _estimate(name, device, model)
     path = Path(name)
     if path.is_file():
         return read_profile(path)
     names = ", ".join(sorted(kept.stem for kept in KEPT.glob("*.json")))
     raise ConfigurationError(
         f"--profile: there is no profile and no file {name}; there are {names}, and GPU-MODEL with"
-        f" GPU one of {', '.join(GPUS)} and MODEL one of {', '.join(MODELS)}"
+        f" GPU one of {', '.join(GPUS)} (several: h100x2) and MODEL one of {', '.join(MODELS)}"
     )
+
+
+def gpus(name: str) -> Device | None:
+    """A GPU by name, or with xN behind it N of them as one; None for what is neither."""
+    if name in GPUS:
+        return GPUS[name]
+    one, _, several = name.rpartition("x")
+    if one in GPUS and several in SEVERAL:
+        return together(GPUS[one], int(several))
+    return None
 
 
 def _estimate(name: str, gpu: Device, model: str) -> Profile:

@@ -12,6 +12,7 @@ figures; the shares below are what good ones do.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from engine.batch import BLOCK
@@ -27,6 +28,21 @@ COMPUTE_SHARE: Final = 0.6
 
 USABLE_SHARE: Final = 0.9
 """Of the memory, for weights and KV; the rest is the driver's, activations, and air."""
+
+
+def together(device: Device, count: int) -> Device:
+    """Several of a device that compute one model, each a part of every matrix.
+
+    They have their memories, bandwidths and operations together. What they say to each other is
+    left out, so this errs to the fast side: twice a layer activations are summed over all of them.
+    """
+    return replace(
+        device,
+        name=f"{count} {device.name}",
+        memory_bytes=count * device.memory_bytes,
+        bytes_per_s=count * device.bytes_per_s,
+        flops_per_s=count * device.flops_per_s,
+    )
 
 
 def roofline_pool_tokens(device: Device, model: DenseModel, name: str) -> int | None:

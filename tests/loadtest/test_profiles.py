@@ -69,6 +69,30 @@ def test_names_with_hyphens_are_told_apart(name: str) -> None:
     assert find_profile(name).name == name
 
 
+def test_several_gpus_hold_what_one_does_not() -> None:
+    with pytest.raises(ConfigurationError, match=r"llama-3\.1-70b in bfloat16 does not fit"):
+        find_profile("h100-llama-3.1-70b")
+    four, eight = (find_profile(f"h100x{count}-llama-3.1-70b") for count in (4, 8))
+    assert four.estimate
+    assert four.cost.base == pytest.approx(2 * eight.cost.base)
+    assert four.pool_tokens is not None
+    assert eight.pool_tokens is not None
+    assert eight.pool_tokens > 2 * four.pool_tokens
+    with pytest.raises(ConfigurationError, match="no profile"):
+        find_profile("h100x3-llama-3.1-70b")
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100", "a100", "l4"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b"])
+def test_common_models_fit_common_gpus(gpu: str, model: str) -> None:
+    profile = find_profile(f"{gpu}-{model}")
+    assert profile.estimate
+    assert "estimate" in profile.about
+    assert profile.pool_tokens is not None
+    assert profile.pool_tokens > 10_000
+    assert profile.context_tokens == MODELS[model].context_length
+
+
 def test_a_profile_in_a_file_comes_back(tmp_path: Path) -> None:
     profile = Profile(
         "mine",
