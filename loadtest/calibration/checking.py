@@ -2,15 +2,16 @@
 
 The workload is none that was calibrated with: other lengths, and arrivals in bursts. What it takes
 when all of it is there at once is the capacity; then it arrives at parts of that. Runs are repeated
-in turns, so that a busy moment of the machine meets all of them.
+in turns, and between them the calibration goes on, so that a slow time of the machine meets all of
+them. Figures are medians: of the repeats, and of simulated runs that scatter as was measured.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import median
 from typing import Any, Final
 
 from loadtest.calibration.live import LiveEngine
@@ -27,7 +28,7 @@ CLOSE_TO_FULL: Final = 0.8
 CAPACITY_ALLOWED: Final = 0.1
 BURSTINESS: Final = 0.7
 SEEDS: Final = 10
-"""Simulated runs that a prediction is the mean of, each with its own noise."""
+"""Simulated runs that a prediction is the median of, each with its own noise."""
 
 METRICS: Final = {"ttft_mean_s": ("ttft_s", "mean"), "itl_p99_s": ("itl_s", "p99")}
 
@@ -45,13 +46,13 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the mean of what was measured."""
-        return self.predicted / mean(self.measured) - 1
+        """Of the prediction, relative to the median of what was measured."""
+        return self.predicted / median(self.measured) - 1
 
     @property
     def spread(self) -> float:
-        """Largest less smallest repeat, relative to their mean."""
-        return (max(self.measured) - min(self.measured)) / mean(self.measured)
+        """Largest less smallest repeat, relative to their median."""
+        return (max(self.measured) - min(self.measured)) / median(self.measured)
 
     @property
     def allowed(self) -> float:
@@ -93,50 +94,74 @@ def workload(requests: int, longest: int, seed: int = 0) -> list[Arrival]:
     ]
 
 
-def check(
-    house: House, live: LiveEngine, *, seconds: float, repeats: int, ran: Ran
-) -> list[Prediction]:
-    """Predict capacity and latencies, and measure them. seconds: of each run, roughly.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a check lets run: the requests all at once, and the first of them at each load."""
 
-    house: with the noise that was measured. ran: called after each real run.
+    all_at_once: Sequence[Arrival]
+    offered: Mapping[float, Sequence[Arrival]]
+
+    @classmethod
+    def of(cls, house: House, seconds: float) -> Trial:
+        """Runs of about so many seconds each, by what the house is thought to do."""
+        longest = house.machine.limits.model_len
+        requests = max(32, round(seconds * 64 / _seconds(house, workload(64, longest))))
+        arrivals = workload(requests, longest)
+        capacity = requests / _seconds(house, arrivals)
+        offered = {
+            load: drawn(arrivals[: round(load * requests)], load * capacity, BURSTINESS, seed=1)
+            for load in LOADS
+        }
+        return cls(arrivals, offered)
+
+
+def check(
+    guess: House,
+    live: LiveEngine,
+    *,
+    seconds: float,
+    repeats: int,
+    between: Callable[[], House],
+    ran: Ran,
+) -> list[Prediction]:
+    """Measure capacity and latencies, and predict them. seconds: of each run, roughly.
+
+    guess: by which loads are chosen. between: called before each repeat after the first; the house
+    that it returned last predicts. ran: called after each real run.
     """
-    longest = house.machine.limits.model_len
-    few = workload(64, longest)
-    requests = max(32, round(seconds * 64 / _seconds(house, few)))
-    all_at_once = workload(requests, longest)
-    capacity = mean(requests / _seconds(house, all_at_once, seed) for seed in range(SEEDS))
-    offers = {
-        load: drawn(all_at_once[: round(load * requests)], load * capacity, BURSTINESS, seed=1)
-        for load in LOADS
-    }
+    trial, house = Trial.of(guess, seconds), guess
     capacities: list[float] = []
     measured: dict[float, list[dict[str, float]]] = {load: [] for load in LOADS}
-    for _ in range(repeats):
-        capacities.append(requests / duration(live.run(all_at_once)))
+    for repeat in range(repeats):
+        house = between() if repeat else house
+        capacities.append(len(trial.all_at_once) / duration(live.run(trial.all_at_once)))
         ran()
-        for load, offered in offers.items():
+        for load, offered in trial.offered.items():
             measured[load].append(_latencies(live.run(offered)))
             ran()
-    predicted = {load: _predicted(house, offered) for load, offered in offers.items()}
-    return [
-        Prediction("capacity_req_s", None, capacity, capacities),
-        *(
-            Prediction(metric, load, predicted[load][metric], [m[metric] for m in measured[load]])
-            for load in LOADS
-            for metric in METRICS
-        ),
-    ]
+    return list(_predictions(house, trial, capacities, measured))
+
+
+def _predictions(
+    house: House,
+    trial: Trial,
+    capacities: Sequence[float],
+    measured: Mapping[float, Sequence[Mapping[str, float]]],
+) -> Iterator[Prediction]:
+    """What the house does with the requests of a trial, beside what was measured."""
+    at_once = trial.all_at_once
+    capacity = median(len(at_once) / _seconds(house, at_once, seed) for seed in range(SEEDS))
+    yield Prediction("capacity_req_s", None, capacity, capacities)
+    for load, offered in trial.offered.items():
+        runs = [_latencies(house.simulate(offered, seed=seed).records) for seed in range(SEEDS)]
+        for metric in METRICS:
+            predicted = median(run[metric] for run in runs)
+            yield Prediction(metric, load, predicted, [each[metric] for each in measured[load]])
 
 
 def _seconds(house: House, arrivals: Sequence[Arrival], seed: int = 0) -> float:
     """What a simulated run takes."""
     return duration(house.simulate(arrivals, seed=seed).records)
-
-
-def _predicted(house: House, arrivals: Sequence[Arrival]) -> dict[str, float]:
-    """The mean of simulated runs."""
-    runs = [_latencies(house.simulate(arrivals, seed=seed).records) for seed in range(SEEDS)]
-    return {metric: mean(run[metric] for run in runs) for metric in METRICS}
 
 
 def _latencies(records: Sequence[Record]) -> dict[str, float]:

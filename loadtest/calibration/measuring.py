@@ -1,4 +1,4 @@
-"""Calibration: drive the engine through the design for a while, fit, and make a profile of it."""
+"""Calibration: drive an engine through the design for a while, fit, and make a profile of it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,38 @@ Passed = Callable[[float], None]
 """Told how many of the seconds have passed."""
 
 
-def measure(
-    config: Config, console: Console, seconds: float, passed: Passed, name: str = "calibrated"
-) -> Profile:
-    """The profile of a configuration's backend, from so many seconds of steps.
+class Calibrator:
+    """An engine of its own whose steps are measured, all at once or bit by bit.
 
-    Raises ConfigurationError.
+    with Calibrator(config, console) as calibrator:
+        calibrator.observe(60.0, passed)
+        profile = calibrator.profile("here")
     """
-    policy = SchedulerConfig(policy=RANDOM_CHUNKS)
-    core = compose_measured(config.model_copy(update={"scheduler": policy}), console)
-    try:
+
+    def __init__(self, config: Config, console: Console) -> None:
+        """Load the model. Raises ConfigurationError."""
+        policy = SchedulerConfig(policy=RANDOM_CHUNKS)
+        self._core = compose_measured(config.model_copy(update={"scheduler": policy}), console)
+        self._engine = WatchedEngine(self._core.engine)
+        self._prompts = Prompts(self._core.model.vocab_size)
         rows = config.engine.max_rows
-        longest = min(core.max_model_len, pool_tokens(core) // rows)
-        engine, prompts = WatchedEngine(core.engine), Prompts(core.model.vocab_size)
-        steps = observe(engine, prompts, rounds(rows, longest), seconds, passed)
-        return profile_of(core, steps, name)
-    finally:
-        core.model.backend.close()
+        longest = min(self._core.max_model_len, pool_tokens(self._core) // rows)
+        self._rounds = rounds(rows, longest)
+        self._steps: list[Observation] = []
+
+    def __enter__(self) -> Calibrator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._core.model.backend.close()
+
+    def observe(self, seconds: float, passed: Passed) -> None:
+        """Measure for so many seconds more."""
+        self._steps += observe(self._engine, self._prompts, self._rounds, seconds, passed)
+
+    def profile(self, name: str = "calibrated") -> Profile:
+        """What all steps so far say of the engine."""
+        return profile_of(self._core, self._steps, name)
 
 
 def observe(

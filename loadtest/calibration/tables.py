@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Final
 
 from rich import box
@@ -18,6 +19,11 @@ TERMS: Final = {
     "decode": "a decode",
     "kv_read": "1,000 KV tokens read",
     "chunk_context": "1,000 chunk tokens · context",
+}
+FIGURES: Final = {
+    "capacity_req_s": "capacity",
+    "ttft_mean_s": "TTFT mean",
+    "itl_p99_s": "ITL p99",
 }
 _THOUSANDS: Final = ("kv_read", "chunk_context")
 
@@ -84,21 +90,19 @@ def _level(level: float) -> str:
 
 def check_table(predictions: Sequence[Prediction]) -> Table:
     """Each prediction beside what was measured, in order."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("figure", "load"):
-        table.add_column(heading)
-    for heading in ("predicted", "measured", "repeats", "error", "allowed", ""):
-        table.add_column(heading, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.caption = "seconds; capacity in requests a second; measured: median (least-most)"
+    table.add_column("figure", no_wrap=True)
+    for heading in ("load", "simulated", "measured", "error (of)", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
     for each in predictions:
-        measured = sum(each.measured) / len(each.measured)
+        least, most = min(each.measured), max(each.measured)
         table.add_row(
-            each.metric,
-            "" if each.load is None else f"{each.load:g}",
-            f"{each.predicted:.4g}",
-            f"{measured:.4g}",
-            " ".join(f"{value:.4g}" for value in each.measured),
-            f"{each.error:+.1%}",
-            f"{each.allowed:.1%}",
+            FIGURES[each.metric],
+            "all" if each.load is None else f"{each.load:g}",
+            f"{each.predicted:.3g}",
+            f"{median(each.measured):.3g} ({least:.3g}-{most:.3g})",
+            f"{each.error:+.1%} ({each.allowed:.0%})",
             "holds" if each.holds else "missed",
         )
     return table

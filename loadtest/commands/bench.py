@@ -39,6 +39,8 @@ from loadtest.cache_bench import (
     measure_block_layer,
     read_trace,
 )
+from loadtest.calibration.job import RUN_SECONDS, RUNS_A_REPEAT, Job
+from loadtest.calibration.tables import check_table
 from loadtest.clients_bench import CLIENTS, measure_clients
 from loadtest.host_bench import Repeats, measure_host, probes_of
 from loadtest.http_bench import measure_http
@@ -52,16 +54,26 @@ from loadtest.structured_bench import measure_structured
 MODEL_ROUNDS: Final = 3
 """Rounds of what computes a model, at most."""
 
+USUAL: Final = (
+    "model",
+    "clients",
+    "http",
+    "host",
+    "queues",
+    "allocation",
+    "speculation",
+    "structured",
+)
+"""The parts that are measured if nobody says which."""
+
 
 @click.command()
 @config_options
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(
-        ["model", "clients", "http", "host", "queues", "allocation", "speculation", "structured"]
-    ),
-    help="Measure this part; may be repeated.  [default: all of them]",
+    type=click.Choice([*USUAL, "prediction"]),
+    help="Measure this part; may be repeated.  [default: all of them but prediction]",
 )
 @click.option(
     "--rounds",
@@ -138,6 +150,8 @@ def bench(
     speculation one sequence with guesses and without: where answers repeat their prompts,
                 and where they do not; guesses as engine.speculation says, else ngram
     structured  guided requests beside free ones: steps, masks, and hostile schemas
+    prediction  steps are measured, a fresh workload is simulated, and it is run for real
+                (octavo calibrate --check says more); some five minutes
 
     Takes some six minutes, half of it to make the crowds that wait (--waiting 10000 is quicker).
     The model is the configured one, under the configured engine. What cannot be measured is named,
@@ -245,6 +259,12 @@ class _Parts:
         found = measure_structured(self.config, console, self.model_rounds, tick)
         return {"structured": structured_bench.as_json(found)}, [structured_bench.table(found)]
 
+    def prediction(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        job = Job(self.config, Console(stderr=True))
+        _, predictions = job.check(RUN_SECONDS, self.model_rounds, tick)
+        found = {"prediction": [each.facts() for each in predictions]}
+        return found, [check_table(predictions)]
+
     def __iter__(self) -> Iterator[tuple[str, Callable[[Tick], tuple[Figures, list[Table]]], int]]:
         """Each part's name, what measures it, and how often that ticks."""
         yield "model", self.model, self.model_rounds * TICKS
@@ -255,6 +275,7 @@ class _Parts:
         yield "allocation", self.allocation, 1
         yield "speculation", self.speculation, ticks(self.given)
         yield "structured", self.structured, structured_bench.ticks(self.model_rounds)
+        yield "prediction", self.prediction, self.model_rounds * RUNS_A_REPEAT
 
 
 def _measure(parts: _Parts, only: tuple[str, ...]) -> tuple[Figures, list[Table]]:
@@ -265,7 +286,7 @@ def _measure(parts: _Parts, only: tuple[str, ...]) -> tuple[Figures, list[Table]
     lacks: dict[str, str] = {}
     with _progress() as progress:
         for name, measure, ticks in parts:
-            if only and name not in only:
+            if name not in (only or USUAL):
                 continue
             task = progress.add_task(name, total=ticks)
             try:

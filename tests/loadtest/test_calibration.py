@@ -138,7 +138,14 @@ def test_a_check_runs_every_load_in_every_repeat() -> None:
     house = house_of(config)
     ran: list[None] = []
     with LiveEngine(core) as live:
-        answers = check(house, live, seconds=0.2, repeats=2, ran=lambda: ran.append(None))
+        answers = check(
+            house,
+            live,
+            seconds=0.2,
+            repeats=2,
+            between=lambda: house,
+            ran=lambda: ran.append(None),
+        )
     assert len(ran) == 2 * 4
     assert [each.load for each in answers] == [None, 0.5, 0.5, 0.7, 0.7, 0.9, 0.9]
     assert all(len(each.measured) == 2 and min(each.measured) > 0 for each in answers)
