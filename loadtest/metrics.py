@@ -13,12 +13,16 @@ Definitions are those of `vllm bench serve`, on the engine's side of the wire:
     queue_s              first admission - arrival
     output_tok_s         tokens generated / duration
     goodput_req_s        requests completed within all their targets / duration
+    slo_attainment       requests completed within all their targets / requests, shed ones too
     preemptions          how often a running request had to give way
     recomputed_tokens    tokens that were computed again for that
+    recomputed_fraction  of all tokens computed
+    max_bypass           most requests that arrived after one and were admitted before it
     prefix_hit_rate      prompt tokens found cached / prompt tokens, of admitted requests
-    by_tenant, by_class  the same for each, up to recomputed_tokens
+    by_tenant, by_class  the same for each
     jain, service_gap    fairness between tenants, see `fairness`: Jain's index, and the largest
                          difference between the service of two in one window
+    prediction_error     mean |actual - predicted| / mean seconds, of steps
     forced_admissions    those that the guard gave to the oldest request
     duration_s           from the first arrival to the last token
 
@@ -34,9 +38,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loadtest.fairness import competing_shares, largest_gap, mean_jain
+from loadtest.overtaking import count_overtaking
 from loadtest.simulation import Record, Simulation
 
 Floats = npt.NDArray[np.float64]
+
+PERCENTILES: Final = (50, 95, 99)
+SPREAD: Final = ("mean", *(f"p{each}" for each in PERCENTILES))
 
 
 def report(run: Simulation) -> dict[str, Any]:
@@ -45,18 +53,19 @@ def report(run: Simulation) -> dict[str, Any]:
         **of_requests(run.records),
         "forced_admissions": run.forced_admissions,
         "policy_faults": dict(run.policy_faults),
+        "prediction_error": run.prediction_error,
         "steps": run.counters.steps,
     }
 
 
 def of_requests(records: Sequence[Record]) -> dict[str, Any]:
     """Those figures of a run that are in its requests, wherever they ran."""
+    count_overtaking(records)
     seconds = duration(records)
     whole = figures(records, seconds)
     shares = competing_shares(records)
     return {
         **whole,
-        "prefix_hit_rate": _prefix_hit_rate(records),
         "by_tenant": _by(records, lambda record: record.arrival.tenant, seconds, whole),
         "by_class": _by(records, lambda record: record.arrival.slo_class, seconds, whole),
         "jain": mean_jain(shares),
@@ -69,6 +78,9 @@ def figures(records: Sequence[Record], seconds: float) -> dict[str, Any]:
     """The figures of some of a run's requests; seconds: of the whole run."""
     completed = [record for record in records if record.completed]
     tokens = sum(len(record.token_times) for record in records)
+    met = sum(record.met for record in records)
+    recomputed = sum(record.recomputed_tokens for record in records)
+    computed = sum(record.computed_tokens for record in records)
     return {
         "requests": len(records),
         "completed": len(completed),
@@ -83,23 +95,27 @@ def figures(records: Sequence[Record], seconds: float) -> dict[str, Any]:
             if record.admitted_at is not None
         ),
         "output_tok_s": _rate(tokens, seconds),
-        "goodput_req_s": _rate(sum(record.met for record in records), seconds),
+        "goodput_req_s": _rate(met, seconds),
+        "slo_attainment": met / len(records) if records else None,
         "preemptions": sum(record.preemptions for record in records),
-        "recomputed_tokens": sum(record.recomputed_tokens for record in records),
+        "recomputed_tokens": recomputed,
+        "recomputed_fraction": recomputed / computed if computed else None,
+        "max_bypass": max((r.overtaken for r in records if r.overtaken is not None), default=None),
+        "prefix_hit_rate": _prefix_hit_rate(records),
     }
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:
-    """Mean, median and 99th percentile; None where there are no values."""
+    """Mean and percentiles; None where there are no values."""
     return spread_of(np.fromiter(values, np.float64))
 
 
 def spread_of(values: Floats) -> dict[str, float | None]:
-    """Mean, median and 99th percentile; None where there are no values."""
+    """Mean and percentiles; None where there are no values."""
     if not len(values):
-        return {"mean": None, "p50": None, "p99": None}
-    p50, p99 = np.percentile(values, [50, 99])
-    return {"mean": float(values.mean()), "p50": float(p50), "p99": float(p99)}
+        return dict.fromkeys(SPREAD)
+    percentiles = map(float, np.percentile(values, PERCENTILES))
+    return dict(zip(SPREAD, [float(values.mean()), *percentiles], strict=True))
 
 
 def _gaps(records: Sequence[Record]) -> Floats:

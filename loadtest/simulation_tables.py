@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.metrics import TIMES
+from loadtest.metrics import SPREAD, TIMES
 from loadtest.traces.offer import in_words
 
 MOST: Final = 12
@@ -53,12 +53,17 @@ def _lines(answer: Figures) -> Iterator[tuple[str, str]]:
     ended = f"{answer['completed']:,} completed, {answer['shed']:,} shed"
     yield "requests", f"{answer['requests']:,} in {answer['duration_s']:,.0f} s: {ended}"
     yield "output", f"{answer['output_tok_s']:,.1f} tokens/s"
-    yield "goodput", f"{answer['goodput_req_s']:,.3f} requests/s"
+    attained = f", {answer['slo_attainment']:.1%} of requests"
+    yield "goodput", f"{answer['goodput_req_s']:,.3f} requests/s{attained}"
     again = f"{answer['recomputed_tokens']:,} tokens computed again"
-    yield "preemptions", f"{answer['preemptions']:,}, {again}"
+    part = f" ({answer['recomputed_fraction'] or 0:.1%})"
+    yield "preemptions", f"{answer['preemptions']:,}, {again}{part}"
     if answer["prefix_hit_rate"]:
         yield "prefix hits", f"{answer['prefix_hit_rate']:.1%} of prompt tokens"
     yield "fairness", f"{answer['jain']:.3f} (Jain's index of competing tenants)"
+    if gap := answer["service_gap"]:
+        yield "service gap", f"{gap:,.0f} tokens' worth between them in a minute, at most"
+    yield "bypassed", f"by {answer['max_bypass'] or 0:,} later requests at most"
     if answer["forced_admissions"]:
         yield "guard", f"{answer['forced_admissions']:,} admissions forced"
     if faults := answer["policy_faults"]:
@@ -70,10 +75,10 @@ def latencies(answer: Figures) -> Table:
     """Mean and percentiles of every latency."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("seconds")
-    for heading in ("mean", "p50", "p99"):
+    for heading in SPREAD:
         table.add_column(heading, justify="right")
     for key, words in TIMES.items():
-        table.add_row(words, *(seconds(answer[key][each]) for each in ("mean", "p50", "p99")))
+        table.add_row(words, *(seconds(answer[key][each]) for each in SPREAD))
     return table
 
 

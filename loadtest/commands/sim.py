@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,11 +11,14 @@ import click
 import orjson
 from rich.console import Console
 
+from app.problems import BadConfiguration, Problem
 from engine.batch import BLOCK
 from loadtest.commands.options import POSITIVE, FiniteRange, loaded_if_asked, offer_options
 from loadtest.commands.sim_setting import MEASURED, configured_setting, own_setting
 from loadtest.metrics import report
 from loadtest.progress import bar
+from loadtest.reports import Report, here, write
+from loadtest.simulation_page import page
 from loadtest.simulation_tables import tables
 from loadtest.traces.offer import Offer
 
@@ -112,6 +117,12 @@ class NoiseType(FiniteRange):
     metavar="S",
     help="and time to the last token. Goodput counts who got all three.  [default: no promise]",
 )
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a report with charts there, one self-contained page.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.pass_context
 def sim(
@@ -121,6 +132,7 @@ def sim(
     config_file: Path | None,
     overrides: tuple[str, ...],
     seed: int,
+    html: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -134,16 +146,21 @@ def sim(
     \b
     JSON keys, in seconds from a request's arrival unless it says otherwise:
       requests, completed, shed   in the trace; got all tokens; refused or too late
-      ttft_s, e2e_s               to the first and to the last token: mean, p50, p99
+      ttft_s, e2e_s               to the first and to the last token: mean, p50, p95,
+                                  p99
       itl_s                       gaps between tokens, pooled over requests
       tpot_s                      (last - first token) / (tokens - 1), a request
       queue_s                     to the first admission
       output_tok_s                generated tokens / duration
       goodput_req_s               requests that met every promise / duration
+      slo_attainment              requests that met every promise / requests
       preemptions                 how often a running request had to give way
       recomputed_tokens           tokens computed again for that
+      recomputed_fraction         of all tokens computed
+      max_bypass                  most requests that came after one and were
+                                  admitted before it
       prefix_hit_rate             prompt tokens found cached / prompt tokens
-      by_tenant, by_class         all of that for each, except the hit rate
+      by_tenant, by_class         all of that for each
       jain                        Jain's index of the service (prompt tokens + 2 ·
                                   output tokens) of tenants that had somebody
                                   waiting all through a 60 s window; mean of the
@@ -152,6 +169,7 @@ def sim(
                                   such tenants in one window
       forced_admissions           by the guard, to the oldest request
       policy_faults               what the guard saved, by kind
+      prediction_error            mean |actual - predicted| / mean seconds of steps
       duration_s, steps           first arrival to last token; steps computed
 
     \b
@@ -171,7 +189,18 @@ def sim(
     with bar("requests", len(arrivals)) as tick:
         run = setting.run(arrivals, seed, tick)
     answer = {**setting.facts, **offer.facts(), "seed": seed, **report(run)}
+    if html is not None:
+        origin = here(shlex.join(["octavo", *sys.argv[1:]]))
+        _write(page(answer, run.records, origin), html)
     if as_json:
         click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))
     else:
         Console().print(*tables(answer), sep="\n")
+
+
+def _write(report: Report, path: Path) -> None:
+    try:
+        write(report, path)
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise BadConfiguration(Problem("--html", message)) from None

@@ -38,7 +38,8 @@ class Record:
 
     admitted_at: when it was first admitted; None if it never was. token_times: when each of its
     tokens was known. shed: why it was refused, None if it was not. cached_tokens: prompt tokens
-    found in the prefix cache when it was first admitted.
+    found in the prefix cache when it was first admitted. overtaken: requests that arrived later and
+    were admitted earlier; None until somebody counts them.
     """
 
     arrival: Arrival
@@ -49,6 +50,15 @@ class Record:
     preemptions: int = 0
     recomputed_tokens: int = 0
     cached_tokens: int = 0
+    overtaken: int | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were computed of it, all of them counted each time."""
+        if self.admitted_at is None:
+            return 0
+        first = self.arrival.prompt_tokens - self.cached_tokens + len(self.token_times)
+        return first + self.recomputed_tokens
 
     @property
     def completed(self) -> bool:
@@ -86,10 +96,14 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """A simulated run: its requests in order of arrival; the engine's counts and the policy at the
-    end."""
+    end.
+
+    prediction_error: mean of |actual - predicted| over the mean of steps' seconds.
+    """
 
     records: Sequence[Record]
     counters: Counters
     forced_admissions: int
     policy_faults: Mapping[str, int]
     policy: Policy
+    prediction_error: float = 0.0

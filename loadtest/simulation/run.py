@@ -27,6 +27,7 @@ from loadtest.simulation.machine import Machine
 from loadtest.simulation.records import NO_TARGETS, Record, Simulation, Targets
 from loadtest.simulation.requests import Answering, AnswersThatEnd, endless, submissions
 from loadtest.simulation.scatter import Scatter
+from loadtest.simulation.tally import Tally
 from loadtest.simulation.usage import Usage
 from loadtest.simulation.watch import Watch
 from loadtest.traces import Arrival
@@ -85,11 +86,13 @@ def simulate(
         if usage is not None:
             usage.after(scheduler, look)
 
+    noise = scatter or machine.noise_of(seed)
+    tally = Tally(machine.cost)
     engine = Engine(
         scheduler=scheduler,
-        backend=_backend(machine, records, clock, scatter or machine.noise_of(seed)),
+        backend=_backend(machine, records, clock, noise),
         clock=clock,
-        cost=machine.cost,
+        cost=machine.cost if noise is None else tally,
         emit=watch.emitted if usage is None else emit,
         depth=machine.depth,
     )
@@ -102,6 +105,7 @@ def simulate(
         forced_admissions=scheduler.guard.forced_admissions,
         policy_faults=dict(scheduler.guard.saves),
         policy=chosen,
+        prediction_error=tally.error,
     )
 
 

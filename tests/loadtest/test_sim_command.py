@@ -22,8 +22,12 @@ FIGURES = {
     "e2e_s",
     "output_tok_s",
     "goodput_req_s",
+    "slo_attainment",
     "preemptions",
     "recomputed_tokens",
+    "recomputed_fraction",
+    "max_bypass",
+    "prefix_hit_rate",
 }
 
 
@@ -45,17 +49,18 @@ def test_json_has_the_keys_that_scripts_read(trace: str) -> None:
     answer = json.loads(result.stdout)
     assert set(answer) >= FIGURES | {
         "policy",
-        "prefix_hit_rate",
         "by_tenant",
         "by_class",
         "jain",
+        "service_gap",
+        "prediction_error",
         "forced_admissions",
     }
     assert answer["policy"] == "fcfs"
     assert answer["requests"] == answer["completed"] == 20
     for latency in ("ttft_s", "itl_s", "e2e_s"):
-        assert answer[latency].keys() == {"mean", "p50", "p99"}
-        assert answer[latency]["p50"] <= answer[latency]["p99"]
+        assert answer[latency].keys() == {"mean", "p50", "p95", "p99"}
+        assert answer[latency]["p50"] <= answer[latency]["p95"] <= answer[latency]["p99"]
     assert answer["by_tenant"].keys() == {"t0", "t1"}
     assert answer["by_class"].keys() == {"c0", "c1", "c2"}
     for group in (*answer["by_tenant"].values(), *answer["by_class"].values()):
@@ -97,6 +102,28 @@ def test_a_policy_may_come_from_anywhere_with_parameters(trace: str) -> None:
     policy = "support.policy_samples:Sample"
     result = sim("--trace", trace, "--policy", policy, "--json", "--params", "window=3")
     assert json.loads(result.stdout)["params"] == {"window": 3}
+
+
+def test_a_report_is_a_page_with_the_figures_and_the_command(trace: str, tmp_path: Path) -> None:
+    path = tmp_path / "reports" / "run.html"
+    result = sim("--trace", trace, "--profile", "h200-llama-3.1-8b", "--html", str(path))
+    assert result.exit_code == 0
+    text = path.read_text()
+    for words in ("not a measurement", "fcfs on trace.csv", "By tenant", "t1", "octavo"):
+        assert words in text
+    unwritable = sim("--trace", trace, "--html", str(tmp_path))
+    assert unwritable.exit_code == 2
+    assert "--html" in unwritable.stderr
+
+
+def test_steps_scatter_as_was_measured_where_the_profile_says_how(trace: str) -> None:
+    measured = json.loads(sim("--trace", trace, "--noise", "measured", "--json").stdout)
+    assert measured["noise"] == "measured"
+    assert 0.01 < measured["prediction_error"] < 0.1
+    assert json.loads(sim("--trace", trace, "--json").stdout)["prediction_error"] == 0
+    result = sim("--trace", trace, "--noise", "measured", "--profile", "h200-llama-3.1-8b")
+    assert result.exit_code == 2
+    assert "--noise: the profile has no residuals" in result.stderr
 
 
 def test_a_configuration_says_what_is_simulated(trace: str, tmp_path: Path) -> None:

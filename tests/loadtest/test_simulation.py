@@ -62,7 +62,11 @@ def test_figures_are_those_of_these_times() -> None:
     assert figures["goodput_req_s"] == pytest.approx(3 / 12.7)
     assert figures["by_tenant"]["a"]["completed"] == 2
     assert figures["by_tenant"]["b"]["shed"] == 1
-    assert figures["by_tenant"]["b"]["itl_s"] == {"mean": None, "p50": None, "p99": None}
+    assert figures["by_tenant"]["b"]["itl_s"] == dict.fromkeys(("mean", "p50", "p95", "p99"))
+    assert figures["slo_attainment"] == 3 / 4
+    assert figures["recomputed_fraction"] == 0
+    assert figures["max_bypass"] == 0
+    assert figures["prediction_error"] == 0
     assert list(figures["by_class"]) == ["default"]
 
 
@@ -122,6 +126,7 @@ def test_the_order_is_the_policy_s() -> None:
     first, second = (simulate(policy, arrivals, one_row) for policy in (FCFS, LastFirst))
     assert first.records[1].ttft < first.records[2].ttft
     assert second.records[1].ttft > second.records[2].ttft
+    assert [report(run)["max_bypass"] for run in (first, second)] == [0, 1]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -153,6 +158,9 @@ def test_noise_has_the_same_mean_and_the_spread_it_says() -> None:
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(1.0, rel=0.02)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(0.04, rel=0.15)
+    # a normal variable is 0.8 standard deviations from its mean on average
+    error = simulate(FCFS, arrivals, machine).prediction_error
+    assert error == pytest.approx(0.8 * 0.2, rel=0.1)
 
 
 def test_a_class_at_its_limit_of_waiting_requests_sheds() -> None:
