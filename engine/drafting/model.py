@@ -89,17 +89,27 @@ class DraftModel(Drafter):
 
     def measure(self) -> None:
         """Compute some steps of made-up tokens, so that what a step takes is known before anybody
-        waits for one. Nobody may be guessed yet."""
-        prompt = min(MEASURED, self.memory.pool.total * BLOCK - MEASURED_GUESSES)
+        waits for one. Nobody may be guessed yet.
+
+        A first round is not learned from: weights are read from memory that nobody has touched.
+        """
+        learning, self._steps = self._steps, self._steps.learning_nothing()
+        self._round()
+        self._steps = learning
         for _ in range(MEASURED_ROUNDS):
-            sequence = _made_up(prompt)
-            lengths = {sequence: MEASURED_GUESSES}
-            draft = self.memory.of(sequence)
-            draft.follow(sequence.tokens)
-            for _ in range(blocks_for(prompt)):  # pieces are that long at least
-                if not draft.guesses:
-                    self._compute(self._first_rows(lengths, [sequence]), lengths)
-            self.memory.forget(sequence)
+            self._round()
+
+    def _round(self) -> None:
+        """A sequence of made-up tokens, caught up with and guessed."""
+        prompt = min(MEASURED, self.memory.pool.total * BLOCK - MEASURED_GUESSES)
+        sequence = _made_up(prompt)
+        lengths = {sequence: MEASURED_GUESSES}
+        draft = self.memory.of(sequence)
+        draft.follow(sequence.tokens)
+        for _ in range(blocks_for(prompt)):  # pieces are that long at least
+            if not draft.guesses:
+                self._compute(self._first_rows(lengths, [sequence]), lengths)
+        self.memory.forget(sequence)
 
     # ---------------------------------------------------------------- the seam
 

@@ -10,7 +10,7 @@ from engine.backends.base import Backend
 from engine.batch import Batch, Rows
 from engine.clock import Clock
 from engine.controls import RowControls, SampleRow
-from engine.cost import LearningCost
+from engine.cost import LearningCost, LinearCost
 from engine.drafting.draft import Draft
 from engine.errors import RowFault
 from engine.packing import NO_ARRAYS, BatchArrays
@@ -40,6 +40,10 @@ class DraftSteps:
         self._clock = clock
         self._cost = cost
         self._number = 0
+
+    def learning_nothing(self) -> DraftSteps:
+        """The same model, of whose steps nothing is learned."""
+        return DraftSteps(self._backend, self._clock, LinearCost())
 
     def compute(self, rows: Iterable[DraftRow]) -> list[DraftRow]:
         """Compute rows, and guess a token of each that samples; returns those that got one."""

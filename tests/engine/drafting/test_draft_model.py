@@ -406,3 +406,12 @@ def test_in_virtual_time_a_small_draft_makes_answers_come_sooner(wrong, least) -
         return clock.now() - began
 
     assert seconds(drafts=False) / seconds(drafts=True) > least
+
+
+def test_memory_that_nobody_has_touched_yet_says_nothing_of_what_a_step_takes() -> None:
+    clock, cold = VirtualClock(), iter([5.0] * 7)
+    backend = SimulatedBackend(SMALL, 64, clock, lambda s: clock.advance(s * next(cold, 1.0)))
+    learned = FittedCost()
+    DraftModel(backend, DraftSettings(TARGET, learned, clock)).measure()
+    assert learned.observations > 5
+    assert learned.seconds(0, 1, 64, 0) == pytest.approx(SMALL.seconds(0, 1, 64, 0), rel=0.1)
