@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from support.drafts import Guesser, repeating
 from support.serving import COMPLETIONS, chunks, serving
+
+from engine.cost import LinearCost
+from engine.speculation import PromptLookup, SpeculationSettings
 
 PROMPT = "All work and no play makes Jack a dull boy. "
 
@@ -46,3 +50,34 @@ async def answers(asked: dict[str, Any], guesser: Guesser | None) -> list[Any]:
 async def test_an_answer_is_the_same_whether_it_was_guessed_or_not(asked) -> None:
     expected = await answers(asked, None)
     assert await answers(asked, Guesser(repeating, wrong=1, most=12)) == expected
+
+
+GUIDED: dict[str, Any] = {
+    "guided_regex": r"(All work and no play makes [JM]a(ck|x) a dull boy\. )+",
+    "max_tokens": 100,
+}
+FREE: dict[str, Any] = {"max_tokens": 100}
+
+
+async def beside(*asked: dict[str, Any], guessing: bool) -> tuple[list[Any], int, int]:
+    """The answers to requests at once, and how many tokens were guessed, and how many right."""
+    cost = LinearCost(base=4e-3, decode=4e-4, chunk_context=1e-7)
+    drafter = PromptLookup(SpeculationSettings(cost)) if guessing else None
+    async with serving(drafter=drafter, blocks=256) as house:
+        bodies = [{"prompt": PROMPT, "temperature": 0, **each} for each in asked]
+        replies = await asyncio.gather(*(house.post(COMPLETIONS, body) for body in bodies))
+        await house.idle()
+        counters = house.scheduler.counters
+        said = [reply.json()["choices"][0] for reply in replies]
+        return said, counters.draft_tokens, counters.accepted_tokens
+
+
+async def test_answers_under_a_grammar_are_not_guessed_and_those_beside_them_are() -> None:
+    expected, *_ = await beside(GUIDED, FREE, GUIDED, FREE, guessing=False)
+    assert {choice["text"] for choice in expected} == {(3 * PROMPT)[:100]}
+    said, drafted, accepted = await beside(GUIDED, FREE, GUIDED, FREE, guessing=True)
+    assert said == expected
+    assert drafted >= accepted > 0
+    alone, drafted, _ = await beside(GUIDED, GUIDED, guessing=True)
+    assert alone == expected[:1] * 2
+    assert drafted == 0
