@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from app.answers import Answers, answers_of
@@ -53,6 +53,7 @@ class Generation:
     which. tenant: who sent it. terms: of its class. special: whether control tokens are shown.
     request_id, session_id: what the client calls it, and what it is a part of, in the body.
     charged: tokens of the tenant's budget. source: the grammar that the answers follow, if any.
+    closes: whether they are to be complete within their tokens; None if the client does not say.
     """
 
     answers: Answers
@@ -68,11 +69,12 @@ class Generation:
     charged: int
     session_id: str | None = None
     source: Source | None = None
+    closes: bool | None = None
 
-    def under(self, grammar: Grammar) -> Generation:
-        """The same, with answers that follow a grammar."""
+    def under(self, grammar_within: Callable[[int], Grammar]) -> Generation:
+        """The same, with answers that follow the grammar for one of so many tokens."""
         submissions = tuple(
-            replace(each, controls=replace(each.controls, grammar=grammar))
+            replace(each, controls=replace(each.controls, grammar=grammar_within(each.max_tokens)))
             for each in self.submissions
         )
         return replace(self, submissions=submissions)
@@ -239,6 +241,7 @@ def generation(
         session_id=request.session_id,
         charged=sum(_charged(request, answers, caller.tenant, prompt) for prompt in prompts),
         source=source_of(request),
+        closes=request.close_within_limit,
     )
 
 

@@ -507,6 +507,10 @@ class StructuredConfig(Section):
     forced_tokens: bool = Field(
         default=True, description="whether what a grammar leaves no choice about takes no steps"
     )
+    close_within_limit: bool = Field(
+        default=False,
+        description="whether JSON is closed before max_tokens cuts it, if a request does not say",
+    )
 
 
 class LogConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from starlette.requests import Request
@@ -35,8 +36,10 @@ async def generate(service: Service, prepare: Prepare, request: Request) -> Gene
     generation = await service.off_loop(
         service.effort(body), prepare, service, body, arrival, caller
     )
-    if generation.source is not None:
-        generation = generation.under(await service.grammars.get(generation.source))
+    if (source := generation.source) is not None:
+        grammar = await service.grammars.get(source)
+        within = partial(service.grammars.within, grammar, source, generation.closes)
+        generation = generation.under(within)
     record.generation = generation
     record.model = service.model_id
     record.slo_class = generation.submissions[0].slo_class

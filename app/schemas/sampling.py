@@ -154,6 +154,7 @@ class Generate(WireModel):
     guided_regex: GuidedText = None
     guided_choice: GuidedChoice = None
     guided_grammar: GuidedText = None
+    close_within_limit: bool | None = None
     request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None
     session_id: str | None = None
     user: str | None = None

@@ -7,13 +7,14 @@ import logging
 import threading
 from collections import OrderedDict
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from app.config.schema import StructuredConfig
 from app.errors import grammars_busy, grammars_unavailable
 from app.structured.bounds import Unfit
+from app.structured.closing import Closers, ClosingGrammar
 from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.source import Source
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from app.structured.compiler import Compiler
 
 log = logging.getLogger("octavo.structured")
+
+CLOSABLE: Final = ("json", "tools")
+"""Kinds of answers that are JSON, or little else."""
 
 _stack_size = threading.Lock()
 
@@ -44,16 +48,16 @@ class Grammars:
         self._tokenizer = tokenizer
         self._known: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._knowing = threading.Lock()
-        vocabulary = Vocabulary.of(tokenizer)
-        self._compiler = _compiler(vocabulary)
-        dump = vocabulary.dump()
+        self._vocabulary = Vocabulary.of(tokenizer)
+        self._compiler = _compiler(self._vocabulary)
+        dump = self._vocabulary.dump()
         self._vetters = [Vetter(dump, config.timeout_s) for _ in range(config.workers)]
         self._idle = self._vetters[:]
         self._vetting = ThreadPoolExecutor(config.workers, thread_name_prefix="octavo-vetting")
         self._compiling: Executor | None = None
         self._masks = MaskCrew(-(-tokenizer.vocab_size // 32))
 
-    async def get(self, source: Source) -> Grammar:
+    async def get(self, source: Source) -> CompiledGrammar:
         """The grammar of a source. Call it on the event loop.
 
         Raises ApiError: 400 for what cannot be followed, is too large or takes too long; 503 while
@@ -76,6 +80,23 @@ class Grammars:
             raise source.refused(str(reason)) from None
         except NotVetted:
             raise grammars_unavailable(source.param) from None
+
+    def within(
+        self, grammar: CompiledGrammar, source: Source, closes: bool | None, tokens: int
+    ) -> Grammar:
+        """The grammar of a source for an answer of at most so many tokens.
+
+        closes: whether it is to be complete by then; None: as the configuration says.
+        """
+        if closes is None:
+            closes = self._config.close_within_limit
+        if not closes or source.opening or source.kind not in CLOSABLE:
+            return grammar
+        return ClosingGrammar(grammar, lambda: self._closers, tokens)
+
+    @cached_property
+    def _closers(self) -> Closers:
+        return Closers(self._vocabulary)
 
     def close(self) -> None:
         """End the processes, and give the threads back."""

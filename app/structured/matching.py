@@ -46,8 +46,12 @@ class CompiledGrammar:
         self._opening = opening.encode()
         self.forces = forces
 
+    def begin(self) -> Any:
+        """An LLMatcher at the start."""
+        return self._start.deep_copy()
+
     def matcher(self) -> TokenMatcher:
-        inner = self._start.deep_copy()
+        inner = self.begin()
         if self._opening:
             return FreeMatcher(self, inner, self._opening)
         return TokenMatcher(self, inner)

@@ -79,7 +79,6 @@ def answers(
     *,
     temperature: float,
     max_tokens: int,
-    bias: Mapping[int, float],
 ) -> dict[int, tuple[str, FinishReason]]:
     """What the model says to each prompt under its grammar, and how it ended."""
     outputs: dict[int, list[Output]] = defaultdict(list)
@@ -109,7 +108,6 @@ def answers(
             RowControls(
                 temperature=temperature,
                 seed=number,
-                logit_bias=bias,
                 eos_ids=tokenizer.eos_ids,
                 grammar=grammar,
             ),

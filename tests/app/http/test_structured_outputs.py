@@ -144,6 +144,31 @@ async def test_blanks_in_a_string_are_the_models_own(house):
     assert choice["finish_reason"] == "length"
 
 
+ENDLESS = saying('{"name": "' + "x" * 500)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_json_can_be_closed_before_it_is_cut(path):
+    async with serving(script=ENDLESS) as house:
+        asked = {"structured_outputs": {"json": PERSON}}
+        cut = await answer(house, path, **asked)
+        closed = await answer(house, path, **asked, close_within_limit=True)
+    assert (cut["finish_reason"], closed["finish_reason"]) == ("length", "stop")
+    text = closed["text"] if path == COMPLETIONS else closed["message"]["content"]
+    assert set(json.loads(text)["name"]) == {"x"}
+
+
+async def test_the_configuration_says_whether_json_is_closed_where_a_request_does_not():
+    async with serving(
+        script=ENDLESS, config={"structured": {"close_within_limit": True}}
+    ) as house:
+        closed = await answer(house, response_format=schema_format(PERSON))
+        cut = await answer(house, response_format=schema_format(PERSON), close_within_limit=False)
+        regex = await answer(house, guided_regex='\\{"[a-z]+": "x+"\\}')
+    assert json.loads(closed["message"]["content"]).keys() == {"name", "age"}
+    assert (cut["finish_reason"], regex["finish_reason"]) == ("length", "length")
+
+
 async def test_responses_have_a_format_of_their_own(house):
     form = {"type": "json_schema", "name": "x", "schema": PERSON}
     reply = await house.post("/v1/responses", {"input": "x", "text": {"format": form}})

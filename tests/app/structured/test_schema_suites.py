@@ -16,6 +16,7 @@ import pytest
 from support.float_parity import MODEL
 from support.guided import SCHEMAS, accepts, answers, compile_all, rows_of, sample_of
 
+from app.structured.closing import Closers, ClosingGrammar
 from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.vocabulary import Vocabulary
@@ -25,9 +26,8 @@ from engine.outputs import FinishReason
 jsonschema = pytest.importorskip("jsonschema", reason="`make test-all` installs it")
 
 SAMPLE = int(os.environ.get("OCTAVO_SCHEMAS", "60"))
-CLOSING_BIAS = 4.0
-"""What tokens of quotes and closing brackets get: a model of 135 M parameters repeats itself in
-open lists and objects for ever, and half of its answers would be cut."""
+MOST_TOKENS = 400
+"""Of an answer."""
 
 KEYWORDS = re.compile(
     r"\$ref|allOf|anyOf|oneOf|not|if|then|else|dependencies|dependentSchemas|dependentRequired|"
@@ -84,22 +84,11 @@ def test_the_grammars_accept_the_instances_that_are_valid(tried, bench, tokenize
     assert judged[True] > 900
 
 
-def short_chat(tokenizer) -> list[int]:
-    """A prompt that shows how short an answer may be."""
-    shown = [("JSON, please.", '{"name": "a", "n": 1}'), ("JSON, please.", '{"items": []}')]
-    turns = [{"role": "system", "content": "You answer with the shortest JSON."}]
-    for asked, answered in shown:
-        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-    turns.append({"role": "user", "content": "JSON, please."})
+def chat(tokenizer, schema) -> list[int]:
+    """A prompt that shows a schema, and nothing else."""
+    asked = f"Answer with JSON that follows this schema:\n{json.dumps(schema)[:4000]}"
+    turns = [{"role": "user", "content": asked}]
     return encode_segments(tokenizer, ChatTemplate.for_tokenizer(tokenizer).render(turns))
-
-
-def closing(tokenizer) -> dict[int, float]:
-    """The bias of tokens that do nothing but close."""
-    pieces = {token: tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)}
-    return {
-        token: CLOSING_BIAS for token, piece in pieces.items() if piece and not piece.strip(b'"]}')
-    }
 
 
 @pytest.fixture(scope="module")
@@ -112,32 +101,36 @@ def backend():
 
 
 @pytest.fixture
-def asked(backend, tokenizer, tried):
+def asked(backend, tokenizer, tried, bench):
     """What the model answers to schemas, by their numbers, and how it ends."""
+    closers = Closers(Vocabulary.of(tokenizer))
 
     def ask(numbers, temperature, forces=True):
         with contextlib.closing(MaskCrew(-(-tokenizer.vocab_size // 32))) as masks:
             grammars = {
-                number: CompiledGrammar(
-                    tried.starts[number], tokenizer, masks, lambda: None, forces=forces
+                number: ClosingGrammar(
+                    CompiledGrammar(
+                        tried.starts[number], tokenizer, masks, lambda: None, forces=forces
+                    ),
+                    lambda: closers,
+                    MOST_TOKENS,
                 )
                 for number in numbers
             }
             return answers(
                 backend,
                 tokenizer,
-                dict.fromkeys(numbers, short_chat(tokenizer)),
+                {number: chat(tokenizer, bench[number]["schema"]) for number in numbers},
                 grammars,
                 temperature=temperature,
-                max_tokens=400,
-                bias=closing(tokenizer),
+                max_tokens=MOST_TOKENS,
             )
 
     return ask
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_valid(asked, tried, bench, temperature):
+def test_answers_are_valid_and_closed_within_their_limit(asked, tried, bench, temperature):
     said = asked(sample_of(sorted(tried.starts), SAMPLE), temperature)
     ends = Counter(reason for _, reason in said.values())
     print(f"{len(said)} schemas at temperature {temperature}:", dict(ends))
