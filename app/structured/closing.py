@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from app.structured.matching import CompiledGrammar, TokenMatcher
+from app.structured.matching import SLOW_S, CompiledGrammar, TokenMatcher
 from app.structured.vocabulary import Vocabulary
 from engine.grammar import Mask, Masks, Matcher, allows, first_allowed
 
@@ -74,10 +74,13 @@ class Closers:
                 return
 
     def tokens_to_end(self, matcher: Any, most: int) -> int:
-        """How many tokens of closing an LLMatcher is away from an end; `most` if it is further."""
+        """How many tokens of closing an LLMatcher is away from an end; `most` if it is further, or
+        if it takes too long to find out, as with grammars that are made for that."""
         ahead = matcher.deep_copy()
-        count = 0
+        count, until = 0, time.thread_time() + SLOW_S
         while count < most and not ahead.is_stopped():
+            if time.thread_time() > until:
+                return most
             if ahead.is_accepting():
                 return count + 1
             tokens = ahead.compute_ff_tokens() or self._closing(ahead)
@@ -143,11 +146,16 @@ class ClosingMatcher(TokenMatcher):
     def fill(self, mask: Mask) -> bool:
         if not super().fill(mask):
             return False
-        if not self._closing and self._left <= self._look_at:
+        if not self._closing and self._left <= self._look_at and self._chooses():
             self._look_ahead()
         if self._closing:
             self._closers().narrow(mask)
         return True
+
+    def _chooses(self) -> bool:
+        """Whether there is a choice here. Where there is none a token may come without a mask being
+        asked for, and answers are to be the same whether it does."""
+        return not self._inner.compute_ff_tokens()
 
     def _look_ahead(self) -> None:
         began = time.thread_time()

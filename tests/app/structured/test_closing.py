@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.guided import accepts
 
+from app.structured import closing
 from app.structured.closing import RESERVE, Closers, ClosingGrammar
 from app.structured.compiler import Compiler
+from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.notation import translate
 from app.structured.vocabulary import Vocabulary
 from app.text.tokenizer import ByteTokenizer
-from engine.grammar import allows, first_allowed
+from engine.grammar import Late, allows, first_allowed
 
 TOKENIZER = ByteTokenizer()
 VOCABULARY = Vocabulary.of(TOKENIZER)
@@ -55,8 +57,8 @@ def compiler():
 
 @pytest.fixture(scope="module")
 def masks():
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
+    with contextlib.closing(MaskCrew(-(-TOKENIZER.vocab_size // 32))) as crew:
+        yield crew
 
 
 def compiled(compiler, masks, schema):
@@ -64,19 +66,32 @@ def compiled(compiler, masks, schema):
     return CompiledGrammar(start, TOKENIZER, masks, lambda: None)
 
 
-def say(grammar, text, most):
+def mask_of(grammar, matcher):
+    """The mask of what may come next, however long it takes."""
+    while True:
+        (mask,) = grammar.prepare([matcher])()
+        assert mask is not None, matcher.fault
+        if not isinstance(mask, Late):
+            return mask
+
+
+def say(grammar, text, most, forces=False):
     """What a model says that would say `text`: else the first that it may. None: it was cut."""
     matcher = grammar.matcher()
     said = []
     wanted = list(text.encode())
     while len(said) < most:
-        (mask,) = grammar.prepare([matcher])()
-        assert mask is not None, matcher.fault
+        mask = mask_of(grammar, matcher)
         token = wanted.pop(0) if wanted else EOS
         if not allows(mask, token):
             wanted, token = [], first_allowed(mask)
         said.append(token)
         matcher.accept(token)
+        while forces and not matcher.over and (forced := matcher.forced()):
+            wanted = wanted[len(forced) :] if wanted[: len(forced)] == forced else []
+            said += forced
+            for each in forced:
+                matcher.accept(each)
         assert not matcher.fault
         if matcher.over:
             return bytes(each for each in said if each < 256).decode()
@@ -91,6 +106,7 @@ def test_what_would_not_end_is_closed_within_its_tokens(compiler, masks, schema,
     assert closed is not None
     json.loads(closed)
     assert accepts(grammar.begin(), TOKENIZER, closed)
+    assert say(ClosingGrammar(grammar, lambda: CLOSERS, most), text, most, forces=True) == closed
     if len(text) >= most:
         assert say(grammar, text, most) is None
 
@@ -128,4 +144,10 @@ def test_how_far_it_is_to_the_end(compiler, schema, begun, tokens):
 
 def test_what_cannot_be_closed_in_time_is_as_far_as_one_looked(compiler):
     matcher = compiler.compile(translate("json", json.dumps({"type": "string", "minLength": 99})))
+    assert CLOSERS.tokens_to_end(matcher, 50) == 50
+
+
+def test_who_looks_ahead_stops_when_it_takes_too_long(compiler, monkeypatch):
+    monkeypatch.setattr(closing, "SLOW_S", -1.0)
+    matcher = compiler.compile(translate("json", json.dumps({"type": "object"})))
     assert CLOSERS.tokens_to_end(matcher, 50) == 50
