@@ -14,8 +14,8 @@ import yaml
 from click.testing import CliRunner
 from support.served import HANG_S, Process, serving
 
-from app.cli import main
 from app.recording.files import PATTERN
+from loadtest.commands.replay import replay
 from loadtest.recordings.files import find_recording, is_recording
 from loadtest.recordings.verification import verify
 
@@ -111,7 +111,7 @@ def test_a_recorded_server_is_decided_again_to_the_byte(tmp_path) -> None:
     assert verdict.requests == 60
     content = plain(directory)
     assert not any(word.encode() in content for word in WORDS)
-    result = CliRunner().invoke(main, ["replay", str(directory), "--json"])
+    result = CliRunner().invoke(replay, [str(directory), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["exact"] is True
 
