@@ -192,5 +192,5 @@ def _in_a_sentence(pairs: Sequence[Pair]) -> str:
     for verdict in (Verdict.BETTER, Verdict.WORSE, Verdict.NO_DIFFERENCE):
         named = [_named(each) for each in pairs[0].comparison.primary if each.verdict is verdict]
         if named:
-            parts.append(f"{verdict.value}: {', '.join(named)}")
-    return f"{pairs[0].second} is, beside {pairs[0].first}, {'; '.join(parts)}." if parts else ""
+            parts.append(f"{verdict.value} in {'; '.join(named)}")
+    return f"{pairs[0].second} beside {pairs[0].first}: {'. '.join(parts)}." if parts else ""
