@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model weights native serve check test test-all fuzz bench bench-http bench-peers clean
+.PHONY: help setup model weights native serve check test test-all fuzz bench bench-http bench-peers load soak clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 FUZZ_S ?= 1200
+LOAD_S ?= 120
+SOAK_S ?= 14400
+SIMULATED ?=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +53,12 @@ bench-http: $(VENV)/.runtime ## one-token frames a second to 256 clients (ARGS="
 bench-peers: $(VENV)/.runtime weights ## OpenVINO GenAI, llama.cpp and vLLM beside Octavo (long)
 	@$(BIN)/octavo bench-peers $(ARGS)
 
+load: $(VENV)/.load weights ## two minutes of Locust against a server of its own (SIMULATED=1, LOAD_S=120)
+	@$(BIN)/python -m loadtest.load --seconds $(LOAD_S) $(if $(SIMULATED),--simulated) $(ARGS)
+
+soak: $(VENV)/.load weights ## hours of it, watching memory, blocks and open files (SOAK_S=14400)
+	@$(BIN)/python -m loadtest.load --shape soak --seconds $(SOAK_S) $(if $(SIMULATED),--simulated) $(ARGS)
+
 clean: ## remove what was installed and cached; models stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -68,5 +77,9 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.clients: $(VENV)/.dev
-	$(BIN)/pip install --quiet -e '.[clients,deploy]'
+	$(BIN)/pip install --quiet -e '.[clients,deploy,load]'
+	@touch $@
+
+$(VENV)/.load: $(VENV)/.runtime
+	$(BIN)/pip install --quiet -e '.[load]'
 	@touch $@

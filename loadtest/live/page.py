@@ -11,10 +11,12 @@ from loadtest.live.records import LiveRun
 from loadtest.metrics import TIMES
 from loadtest.reports import (
     Axis,
+    Chart,
     Column,
     Origin,
     Report,
     Section,
+    Series,
     Table,
     Text,
     Tiles,
@@ -25,6 +27,9 @@ from loadtest.reports import (
 )
 from loadtest.reports.numbers import scale_of, written
 from loadtest.simulation import Record
+
+LEAST_LAG_S: Final = 0.001
+"""Less is not worth a line."""
 
 MOST_LAG: Final = 0.05
 """Of the median time to the first token: a client that lags more is said to."""
@@ -37,11 +42,16 @@ Figures = Mapping[str, Any]
 
 def page(run: LiveRun, figures: Figures, origin: Origin, title: str, question: str) -> Report:
     """The report of a run; `figures` are those of `live.report`."""
+    return Report(title, question, origin, parts(run, figures), figures=figures)
+
+
+def parts(run: LiveRun, figures: Figures) -> list[Section]:
+    """The sections of the report of a run, the overview first."""
     records = run.records()
     completed = [record for record in records if record.completed]
     sections = [
         Section("At a glance", [tiles(figures), *_warnings(figures), latencies(figures)]),
-        Section("Distributions", list(_distributions(run, completed)), _COUNTED),
+        Section("Distributions", list(_distributions(run, figures, completed)), _COUNTED),
         Section("Over time", list(_over_time(run, records))),
         Section("Whose they are", list(_groups(figures, completed))),
     ]
@@ -49,7 +59,7 @@ def page(run: LiveRun, figures: Figures, origin: Origin, title: str, question: s
         rows = [[code, count] for code, count in figures["errors"].items()]
         errors = Table([Column("code"), Column("requests")], rows)
         sections.insert(1, Section("Errors", [errors]))
-    return Report(title, question, origin, sections, figures=figures)
+    return sections
 
 
 _COUNTED: Final = (
@@ -79,15 +89,21 @@ def latencies(figures: Figures) -> Table:
     rows: list[list[str | float | None]] = [
         [words, *(figures[key][name] for name in names)] for key, words in TIMES.items()
     ]
-    since_sent = figures.get("since_sent", {})
-    rows += [
-        [f"{TIMES[key]}, since it was sent", *(values[name] for name in names)]
-        for key, values in since_sent.items()
-    ]
-    if "lag_s" in figures:
+    if _lagged(figures):
+        rows += [
+            [f"{TIMES[key]}, since it was sent", *(values[name] for name in names)]
+            for key, values in figures["since_sent"].items()
+        ]
         rows.append(["lag of the client", *(figures["lag_s"][name] for name in names)])
     columns = [Column("latency"), *(Column(name, by_row=True) for name in names)]
     return Table(columns, rows, row_units=["s"] * len(rows))
+
+
+def _lagged(figures: Figures) -> bool:
+    """Whether it makes a difference from when latencies are counted. Users who ask when they please
+    are never late."""
+    lag = figures["lag_s"]["p99"]
+    return lag is not None and lag >= LEAST_LAG_S
 
 
 def _warnings(figures: Figures) -> Iterator[Text]:
@@ -101,12 +117,11 @@ def _warnings(figures: Figures) -> Iterator[Text]:
         )
 
 
-def _distributions(run: LiveRun, completed: Sequence[Record]) -> Iterator[Any]:
-    sent = [record for record in run.records(since_sent=True) if record.completed]
-    ttft = {
-        "since due": [record.ttft for record in completed],
-        "since sent": [record.ttft for record in sent],
-    }
+def _distributions(run: LiveRun, figures: Figures, completed: Sequence[Record]) -> Iterator[Any]:
+    ttft = {"since due": [record.ttft for record in completed]}
+    if _lagged(figures):
+        sent = run.records(since_sent=True)
+        ttft["since sent"] = [record.ttft for record in sent if record.completed]
     gaps = [np.diff(np.frombuffer(record.token_times)) for record in completed]
     pooled = np.concatenate(gaps) if gaps else np.empty(0)
     yield cdf("Time to first token", ttft, log=True)
@@ -129,11 +144,12 @@ def _over_time(run: LiveRun, records: Sequence[Record]) -> Iterator[Any]:
     first = [(record.arrival.at, record.ttft) for record in records if record.token_times]
     if first:
         due, ttft = zip(*first, strict=True)
-        yield timeline(
-            "Time to first token of each request, by when it was due",
-            due,
-            {"TTFT": ttft},
-            y=Axis("TTFT", "s"),
+        yield Chart(
+            "Time to first token of each request",
+            Axis("when it was due", "s"),
+            Axis("TTFT", "s"),
+            [Series("request", due, ttft, "points")],
+            wide=True,
         )
 
 

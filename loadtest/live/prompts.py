@@ -36,18 +36,19 @@ class Prompts:
             raise ValueError("there are no tokens to make prompts of")
         self._words = words
         self._seed = seed
-        self._named = lru_cache(maxsize=4096)(self._drawn)
+        self._named = lru_cache(maxsize=4096)(self.drawn)
 
     def of(self, number: int, arrival: Arrival) -> list[int]:
         """The prompt of the trace's `number`-th request. Where it has names of its content, the
         same names are the same tokens; else it has nothing in common with any other."""
         if arrival.prefix is None:
-            return self._drawn(f"request {number}", arrival.prompt_tokens)
+            return self.drawn(f"request {number}", arrival.prompt_tokens)
         each = arrival.prefix.block_tokens
         prompt: list[int] = []
         for name in arrival.prefix.names:
             prompt += self._named(f"block {name}", each)
         return prompt[: arrival.prompt_tokens]
 
-    def _drawn(self, name: str, count: int) -> list[int]:
+    def drawn(self, name: str, count: int) -> list[int]:
+        """So many tokens, the same for the same name."""
         return random.Random(f"{self._seed} {name}").choices(self._words, k=count)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from loadtest.live.server_metrics import Look
+from loadtest.live.stream import Stream
 from loadtest.simulation import NO_TARGETS, Record, Targets
 from loadtest.traces import Arrival
 
@@ -48,6 +49,30 @@ class LiveRecord:
     def refused(self) -> bool:
         """Whether the server turned it away."""
         return self.error is not None and self.status in REFUSALS
+
+    def note(self, stream: Stream) -> None:
+        """Take in what the server said of tokens and times, and whether the stream ended well."""
+        usage = stream.usage
+        self.prompt_tokens = usage.get("prompt_tokens", 0)
+        self.output_tokens = usage.get("completion_tokens", len(stream.chunk_times))
+        details = usage.get("prompt_tokens_details") or {}
+        self.cached_tokens = details.get("cached_tokens") or 0
+        queue = stream.metrics.get("queue_time_ms")
+        self.queue_s = None if queue is None else queue / 1e3
+        self.error = stream.error
+        if self.error is None and not stream.done:
+            self.error = "cut_short"
+        if self.error is None and self.output_tokens < self.arrival.output_tokens:
+            self.error = "too_few_tokens"
+
+    def moved(self, seconds: float) -> LiveRecord:
+        """The same at other times: so many seconds later."""
+        return replace(
+            self,
+            arrival=replace(self.arrival, at=max(0.0, self.arrival.at + seconds)),
+            sent_at=self.sent_at + seconds,
+            chunk_times=array("d", (at + seconds for at in self.chunk_times)),
+        )
 
     def as_simulated(self, targets: Targets = NO_TARGETS, *, since_sent: bool = False) -> Record:
         """The same as the simulation has it, so that the same figures are made of both.
@@ -109,6 +134,7 @@ def jsonable(request: LiveRecord) -> dict[str, Any]:
         "chunks_s": list(request.chunk_times),
         "tenant": arrival.tenant,
         "class": arrival.slo_class,
+        "asked_tokens": {"prompt": arrival.prompt_tokens, "output": arrival.output_tokens},
         "prompt_tokens": request.prompt_tokens,
         "output_tokens": request.output_tokens,
         "cached_tokens": request.cached_tokens,
@@ -117,3 +143,27 @@ def jsonable(request: LiveRecord) -> dict[str, Any]:
         "error": request.error,
         "arm": request.arm,
     }
+
+
+def from_json(said: Mapping[str, Any]) -> LiveRecord:
+    """A record from `jsonable`, without its priority and the names of its content."""
+    asked = said["asked_tokens"]
+    arrival = Arrival(
+        said["due_s"],
+        asked["prompt"],
+        asked["output"],
+        tenant=said["tenant"],
+        slo_class=said["class"],
+    )
+    return LiveRecord(
+        arrival,
+        said["sent_s"],
+        array("d", said["chunks_s"]),
+        said["prompt_tokens"],
+        said["output_tokens"],
+        said["cached_tokens"],
+        said["queue_s"],
+        said["status"],
+        said["error"],
+        said["arm"],
+    )

@@ -203,24 +203,9 @@ class _Player:
             record.arm = head.headers.get("x-ab-arm")
             if head.status != 200:
                 stream.fail(head.status)
-        self._note(record, stream)
+        record.chunk_times.extend(at - self._start for at in stream.chunk_times)
+        record.note(stream)
         self._tick()
-
-    def _note(self, record: LiveRecord, stream: Stream) -> None:
-        for at in stream.chunk_times:
-            record.chunk_times.append(at - self._start)
-        usage = stream.usage
-        record.prompt_tokens = usage.get("prompt_tokens", 0)
-        record.output_tokens = usage.get("completion_tokens", len(stream.chunk_times))
-        details = usage.get("prompt_tokens_details") or {}
-        record.cached_tokens = details.get("cached_tokens") or 0
-        queue = stream.metrics.get("queue_time_ms")
-        record.queue_s = None if queue is None else queue / 1e3
-        record.error = stream.error
-        if record.error is None and not stream.done:
-            record.error = "cut_short"
-        if record.error is None and record.output_tokens < record.arrival.output_tokens:
-            record.error = "too_few_tokens"
 
     def _body(self, number: int, arrival: Arrival) -> bytes:
         body = {
@@ -258,5 +243,6 @@ class _Player:
         return time.perf_counter() - self._start
 
     async def _sleep_until(self, at: float) -> None:
-        if (left := at - self._now()) > 0:
+        """Not a moment earlier: timers of a millisecond may be early by one."""
+        while (left := at - self._now()) > 0:  # noqa: ASYNC110 - time is all it waits for
             await asyncio.sleep(left)

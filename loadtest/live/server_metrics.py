@@ -56,6 +56,11 @@ class Scrape:
             sample.value for sample in family.samples if not sample.name.endswith("_created")
         )
 
+    def label(self, name: str, label: str) -> str | None:
+        """A label of the first sample of a gauge; None if there is none."""
+        family = self._families.get(name)
+        return family.samples[0].labels.get(label) if family and family.samples else None
+
     def histogram(self, name: str) -> Histogram | None:
         """A histogram, over all its labels; None if it is not there."""
         family = self._families.get(name)

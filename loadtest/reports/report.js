@@ -95,7 +95,7 @@
         dash: filled ? [] : dash(series, at),
         fill: chart.stacked && at ? undefined : fill,
         paths: filled && !chart.stacked || series.style === "step" ? stepped : undefined,
-        points: { show: series.style === "points" || series.x.length < 25 && !filled, size: 6, fill: stroke },
+        points: { show: series.style === "points" || series.x.length < 25 && !filled, size: series.style === "points" ? 4 : 6, fill: stroke },
         spanGaps: true,
       });
       if (chart.stacked && at) bands.push({ series: [all.length - 1, all.length - 2], fill });

@@ -76,7 +76,8 @@ def test_latency_counts_from_when_a_request_was_due():
     figures = report(LiveRun([late], [], "url", "model"))
     assert figures["ttft_s"]["mean"] == 3.0
     assert figures["since_sent"]["ttft_s"]["mean"] == 1.0
-    assert figures["lag_s"] == {"mean": 2.0, "p50": 2.0, "p99": 2.0, "most": 2.0}
+    assert set(figures["lag_s"].values()) == {2.0}
+    assert set(figures["lag_s"]) >= {"mean", "p50", "p99", "most"}
 
 
 def test_tokens_of_one_chunk_came_at_the_same_time():
@@ -182,7 +183,8 @@ def test_the_figures_have_the_names_that_a_simulated_run_has():
     for request in requests:
         request.output_tokens = request.arrival.output_tokens
     live = report(LiveRun(requests, [], "url", "model"))
-    assert set(simulated) - set(live) == {"forced_admissions", "policy_faults", "steps"}
+    of_the_engine = {"forced_admissions", "policy_faults", "prediction_error", "steps"}
+    assert set(simulated) - set(live) == of_the_engine
 
 
 async def test_a_run_is_told_as_a_page_and_as_tables(capsys):
@@ -218,6 +220,6 @@ async def test_the_command_prints_json_writes_its_files_and_says_by_its_status_w
         trace.write_text("\n".join(["arrival_s,tenant,prompt_tokens,output_tokens", *rows]))
         code, out, err = await run_program(*command, house.url, "--trace", str(trace))
         assert code == 1, err
-        assert "context_length_exceeded" in out
+        assert "context_length_exceeded" in out, err
     code, _, err = await run_program(*command, "http://127.0.0.1:1", "--trace", str(trace))
     assert (code, err[:26]) == (2, "Error: there is no server:")
