@@ -23,10 +23,13 @@ from engine.blocks import BlockPool, blocks_for
 from engine.clock import MonotonicClock
 from engine.controls import RowControls, Sampled, SampleRow
 from engine.cost import FittedCost, LinearCost
+from engine.decisions import no_log
 from engine.inbox import Submission
 from engine.limits import Limits
 from engine.loop import Engine
 from engine.outputs import Look, Output, Stats
+from engine.outside import OUTSIDE
+from engine.recorder import Recorder
 from engine.scheduler import Scheduler
 from policies.base import Services
 from policies.fcfs import FCFS
@@ -98,8 +101,8 @@ def steady_probes(repeats: Repeats) -> dict[str, Probe]:
     simulated = decoding_engine(repeats, partial(PackedBackend, LinearCost()))
     return {
         "scheduler": lambda: statistics.median(_plan_and_land(alone, repeats.steps)),
-        "host": lambda: statistics.median(_whole_steps(whole, repeats.steps)),
-        "rows": lambda: ROWS / statistics.median(_whole_steps(simulated, repeats.steps)),
+        "host": lambda: statistics.median(whole_steps(whole, repeats.steps)),
+        "rows": lambda: ROWS / statistics.median(whole_steps(simulated, repeats.steps)),
         "churn": lambda: rows_per_second(2 * ROWS, prompt=32, generated=64),
     }
 
@@ -136,7 +139,7 @@ def _plans(engine: Engine, steps: int) -> list[float]:
     return [bare_step(engine)[0] for _ in range(steps)]
 
 
-def _whole_steps(engine: Engine, steps: int) -> list[float]:
+def whole_steps(engine: Engine, steps: int) -> list[float]:
     """Seconds of each of `steps` steps of the loop."""
     seconds = []
     for _ in range(steps):
@@ -165,28 +168,39 @@ def bare_step(engine: Engine) -> tuple[float, float]:
 # -------------------------------------------------------------------- engines
 
 
-def decoding_engine(repeats: Repeats, backend: Callable[[int], Backend] | None = None) -> Engine:
+def decoding_engine(
+    repeats: Repeats,
+    backend: Callable[[int], Backend] | None = None,
+    recorder: Recorder | None = None,
+) -> Engine:
     """An engine whose ROWS rows all decode, for as long as the repeats take."""
     generated = 2 + repeats.rounds * repeats.steps
     blocks = ROWS * blocks_for(PROMPT + generated)
-    engine = make_engine((backend or InstantBackend)(blocks), PROMPT + generated)
+    engine = make_engine((backend or InstantBackend)(blocks), PROMPT + generated, recorder)
     submit(engine, ROWS, PROMPT, generated)
     engine.step(())
     return engine
 
 
-def make_engine(backend: Backend, model_len: int) -> Engine:
+def make_engine(backend: Backend, model_len: int, recorder: Recorder | None = None) -> Engine:
     """A first-come-first-served engine on the real clock; its outputs go into an `Outbox`."""
     cost = FittedCost()
     policy = FCFS(services=Services(cost, random.Random(0)))
     limits = Limits(step_tokens=ROWS * PROMPT, rows=ROWS, model_len=model_len)
-    scheduler = Scheduler(policy, BlockPool(backend.total_blocks), limits)
+    scheduler = Scheduler(
+        policy,
+        BlockPool(backend.total_blocks),
+        limits,
+        log=no_log if recorder is None else recorder.decided,
+        outside=recorder or OUTSIDE,
+    )
     return Engine(
         scheduler=scheduler,
         backend=backend,
         clock=MonotonicClock(),
         cost=cost,
         emit=Outbox().emit,
+        recorder=recorder,
     )
 
 

@@ -62,6 +62,11 @@ class Recording:
         if self._writer is not None:
             self._writer.close()
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that writing has taken, beside the engine."""
+        return 0.0 if self._writer is None else self._writer.cpu_s
+
     def _take(self, turn: Turn) -> None:
         if self._writer is not None:
             self._writer.take(turn)

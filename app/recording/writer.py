@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
@@ -39,7 +40,8 @@ class RecordingWriter:
 
     Behind each write is a line with a hash of all decisions so far, and with what a step costs by
     now: `cost`. Where turns come faster than they can be written, or writing fails, the recording
-    ends and says so: what is in it is right, and complete up to there.
+    ends and says so: what is in it is right, and complete up to there. cpu_s: CPU seconds that its
+    thread has taken so far.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class RecordingWriter:
         self._turns: deque[Turn] = deque()
         self._news = threading.Event()
         self._closing = threading.Event()
+        self.cpu_s = 0.0
         self._lost = False
         self._ended = False
         self._written = 0
@@ -92,6 +95,7 @@ class RecordingWriter:
                 self._closing.wait(self._pause_s)
                 self._news.clear()
                 self._write()
+                self.cpu_s = time.thread_time()
         except Exception as error:  # a full disk, mostly
             self._lost = True
             log.error("the recording has ended: it cannot be written", why=str(error))

@@ -25,6 +25,7 @@ from loadtest import (
     http_bench,
     http_tables,
     queue_bench,
+    record_bench,
     speculation_bench,
     structured_bench,
 )
@@ -63,6 +64,7 @@ USUAL: Final = (
     "allocation",
     "speculation",
     "structured",
+    "record",
 )
 """The parts that are measured if nobody says which."""
 
@@ -150,6 +152,7 @@ def bench(
     speculation one sequence with guesses and without: where answers repeat their prompts,
                 and where they do not; guesses as engine.speculation says, else ngram
     structured  guided requests beside free ones: steps, masks, and hostile schemas
+    record      a step that is recorded against one that is not, and what writing takes
     prediction  steps are measured, a fresh workload is simulated, and it is run for real
                 (octavo calibrate --check says more); some five minutes
 
@@ -259,6 +262,12 @@ class _Parts:
         found = measure_structured(self.config, console, self.model_rounds, tick)
         return {"structured": structured_bench.as_json(found)}, [structured_bench.table(found)]
 
+    def record(self, tick: Tick) -> tuple[Figures, list[Table]]:
+        console = Console(stderr=True)
+        repeats = Repeats(self.rounds, self.steps)
+        found = record_bench.measure_recording(self.config, console, repeats, tick)
+        return {"record": found}, [record_bench.table(found)]
+
     def prediction(self, tick: Tick) -> tuple[Figures, list[Table]]:
         job = Job(self.config, Console(stderr=True))
         _, predictions = job.check(RUN_SECONDS, self.model_rounds, tick)
@@ -275,6 +284,7 @@ class _Parts:
         yield "allocation", self.allocation, 1
         yield "speculation", self.speculation, ticks(self.given)
         yield "structured", self.structured, structured_bench.ticks(self.model_rounds)
+        yield "record", self.record, record_bench.ticks()
         yield "prediction", self.prediction, self.model_rounds * RUNS_A_REPEAT
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 import yaml
 from click.testing import CliRunner
+from support.float_parity import MODEL
 from support.served import HANG_S, Process, serving
 
 from app.recording.files import PATTERN
@@ -143,3 +145,48 @@ def test_a_recording_that_was_changed_is_told_from_what_was_decided(tmp_path) ->
     verdict = verify(recording)
     assert not verdict.exact
     assert verdict.diverged
+
+
+ODD: list[dict[str, Any]] = [
+    {"guided_regex": "[a-z]{3,9} [0-9]{2,4}"},
+    {"guided_json": {"type": "object", "properties": {"name": {"type": "string"}}}},
+    {"n": 3, "temperature": 1.0, "seed": 3},
+    {"use_beam_search": True, "n": 2, "best_of": 3, "temperature": 0},
+    {"echo": True, "logprobs": 2},
+    {"stop": ["\n", "."], "temperature": 0},
+]
+"""Of everything that the engine is told more of than a length."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL.name} is not in models/")
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_real_model_is_decided_again_to_the_byte(tmp_path, depth: int) -> None:
+    engine = {**CONFIG["engine"], "backend": "cpu", "depth": depth, "kv_memory": "8MiB"}
+    del engine["simulated"]
+    model = {"path": str(MODEL), "directory": str(MODEL.parent), "max_model_len": 512}
+    config = {**CONFIG, "engine": engine, "model": model}
+    with serving(tmp_path, *written(tmp_path, config)) as one:
+        url = one.ready()
+        headers = {"authorization": "Bearer key-of-acme"}
+        with ThreadPoolExecutor(6) as clients:
+            odd = [
+                clients.submit(
+                    httpx2.post,
+                    url + "/v1/completions",
+                    json={"prompt": f"{TEXT} {number}: a b c a b c a b", "max_tokens": 40, **each},
+                    headers=headers,
+                    timeout=HANG_S,
+                )
+                for number, each in enumerate(2 * ODD)
+            ]
+            visit(one, 2)
+            assert {each.result().status_code for each in odd} == {200}
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+    verdict = verify(find_recording(tmp_path / "recordings"))
+    assert verdict.diverged == ""
+    assert verdict.exact
+    assert verdict.requests >= 40 + len(ODD)
+    assert not any(word.encode() in plain(tmp_path / "recordings") for word in WORDS)
