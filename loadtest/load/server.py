@@ -40,11 +40,11 @@ def fine_buckets() -> list[str]:
 
 
 @contextmanager
-def own_server(overrides: Sequence[str]) -> Iterator[str]:
+def own_server(overrides: Sequence[str], config: Path = CONFIG) -> Iterator[str]:
     """The URL of a server that serves meanwhile; with more of its `--set`. Raises Unmeasured."""
     sets = [part for each in overrides for part in ("--set", each)]
     octavo = str(Path(sys.executable).with_name("octavo"))
-    command = [octavo, "serve", "--config", str(CONFIG), *fine_buckets(), *sets]
+    command = [octavo, "serve", "--config", str(config), *fine_buckets(), *sets]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     said: list[str] = []
     found = threading.Event()
