@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from app.errors import ApiError, invalid
-from app.schemas.parts import MOST_PARTS, too_many_parts
+from app.schemas.parts import MOST_LEVELS, MOST_PARTS, too_many_levels, too_many_parts
 
 log = logging.getLogger("octavo.schemas")
 
@@ -52,8 +52,8 @@ Model = TypeVar("Model", bound=WireModel)
 def parse(model: type[Model], body: bytes, *, strict_fields: bool) -> Model:
     """Read and check a JSON body.
 
-    Raises ApiError (400) for what is not JSON, not an object, has too many parts, or has a field of
-    a wrong type or out of range, and with `strict_fields` for fields that nobody reads.
+    Raises ApiError (400) for what is not JSON, not an object, has too many parts or levels, or has
+    a field of a wrong type or out of range, and with `strict_fields` for fields that nobody reads.
     """
     document = _loads(body)
     try:
@@ -89,6 +89,8 @@ def _loads(body: bytes) -> dict[str, Any]:
         raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(document, dict):
         raise invalid("The body must be a JSON object.", code="invalid_json")
+    if body.count(b"{") + body.count(b"[") > MOST_LEVELS and too_many_levels(document):
+        raise invalid(f"The body has more than {MOST_LEVELS} levels.", code="invalid_json")
     return document
 
 

@@ -10,6 +10,7 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from app.schemas.parsing import WireModel, refused, unsupported
+from app.schemas.parts import too_many_levels
 from app.schemas.shapes import documented
 
 MOST_TOOLS = 128
@@ -175,9 +176,11 @@ def called(tool_calls: list[Any] | None) -> list[dict[str, Any]]:
 
 
 def _arguments(value: Any) -> Any:
+    """As JSON, unless they are none or too deep to be written in a prompt again."""
     if not isinstance(value, str):
         return value or {}
     try:
-        return orjson.loads(value)
+        arguments = orjson.loads(value)
     except orjson.JSONDecodeError:
         return value
+    return value if too_many_levels(arguments) else arguments

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.errors import ApiError
 from app.schemas.completion import CompletionRequest
 from app.schemas.parsing import parse
-from app.schemas.parts import MOST_PARTS, too_many_parts
+from app.schemas.parts import MOST_LEVELS, MOST_PARTS, too_many_levels, too_many_parts
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(alphabet='"\\{[:]},a ', max_size=8),
@@ -72,3 +72,26 @@ def test_of_many_wrong_biases_one_is_named() -> None:
         parse(CompletionRequest, body.encode(), strict_fields=False)
     assert caught.value.param == "logit_bias.0"
     assert "; " not in caught.value.message
+
+
+def levels(document: object) -> int:
+    """Objects and lists that are around the innermost value."""
+    if isinstance(document, dict):
+        return 1 + max(map(levels, document.values()), default=0)
+    return 1 + max(map(levels, document), default=0) if isinstance(document, list) else 0
+
+
+@given(JSON)
+def test_levels_are_counted_as_they_are(document) -> None:
+    count = levels(document)
+    assert not too_many_levels(document, most=count)
+    assert count == 0 or too_many_levels(document, most=count - 1)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_a_body_of_too_many_levels_is_refused(opening: str, closing: str) -> None:
+    body = f'{{"prompt":"x","metadata":{opening * MOST_LEVELS}1{closing * MOST_LEVELS}}}'
+    with pytest.raises(ApiError) as caught:
+        parse(CompletionRequest, body.encode(), strict_fields=False)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert str(MOST_LEVELS) in caught.value.message

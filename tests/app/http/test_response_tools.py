@@ -326,3 +326,18 @@ async def test_the_stream_helper_parses_arguments(client):
     assert json.loads(asked.arguments) == {"a": 1, "b": 2}
     reply = await client.responses.parse(model=MODEL, input="1 + 2?", tools=tools)
     assert json.loads(reply.output[0].arguments) == {"a": 1, "b": 2}
+
+
+async def test_what_is_too_deep_to_be_repeated_is_the_clients_error():
+    deep: object = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    tools = {"tools": [{"type": "function", "name": "f", "parameters": deep}]}
+    named = {"text": {"format": {"type": "json_schema", "name": deep, "schema": {}}}}
+    async with serving(**ROOM) as house:
+        for fields in ({**tools, "tool_choice": "none"}, {**tools}, named):
+            for stream in (False, True):
+                body = {"input": "Hello", "stream": stream, **fields}
+                reply = await house.post(RESPONSES, body)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+        await house.idle()

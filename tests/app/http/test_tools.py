@@ -385,3 +385,24 @@ async def test_functions_that_cannot_be_called_are_refused(fields, param):
         reply = await house.post(CHAT, {"messages": HELLO, **fields})
         assert reply.status_code == 400, reply.text
         assert reply.json()["error"]["param"] == param, reply.text
+
+
+async def test_what_is_too_deep_for_a_prompt_is_the_clients_error():
+    """As far as the parser reads, a writer of JSON does not go."""
+    schema = {"type": "object"}
+    for _ in range(300):
+        schema = {"type": "object", "properties": {"a": schema}}
+    deep = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with serving(model_len=2048, blocks=512) as house:
+        for fields in ({"tools": [deep]}, {"functions": [deep["function"]]}):
+            reply = await house.post(CHAT, {"messages": HELLO, **fields})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_arguments_that_are_too_deep_for_a_prompt_stand_there_as_they_came():
+    arguments = "[" * 300 + "]" * 300
+    said = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    messages = [*HELLO, {"role": "assistant", "tool_calls": said}]
+    async with serving(model_len=2048, blocks=512) as house:
+        reply = await house.post(CHAT, {"messages": messages, "max_tokens": 3})
+        assert reply.status_code == 200, reply.text
