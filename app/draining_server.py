@@ -57,7 +57,8 @@ class DrainingServer(uvicorn.Server):
     """Serves on a listener until a signal comes; the exit code is 0.
 
     The first signal refuses new requests and lets those in flight end within `grace_s`; the second
-    ends them at once; a third kills the process. reload: called on SIGHUP.
+    ends them at once; a third kills the process. reload: called on SIGHUP. give_up: called on the
+    first signal, for those who wait for something else than the engine.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class DrainingServer(uvicorn.Server):
         bridge: Bridge,
         grace_s: float,
         reload: Callable[[], Coroutine[Any, Any, None]],
+        give_up: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._give_up = give_up
         self._reload = reload
         self._background: set[asyncio.Task[None]] = set()
         self._listener = listener
@@ -119,6 +122,7 @@ class DrainingServer(uvicorn.Server):
 
     def _end_within(self, grace_s: float) -> None:
         """Requests that are open then are told so; clients who do not read that are hung up on."""
+        self._give_up()
         self._bridge.drain(grace_s)
         asyncio.get_running_loop().call_later(grace_s, self._begin, self._hang_up)
 

@@ -46,4 +46,5 @@ def serve(loaded: LoadedConfig) -> None:
         uvicorn = uvicorn_config(house.application, config.server, rejected)
         reload = Reload(loaded, service.policies, service.tenancy, house.bridge)
         grace = config.server.shutdown_grace_s
-        DrainingServer(uvicorn, listener, house.bridge, grace, reload).serve_to_the_end()
+        give_up = service.grammars.give_up
+        DrainingServer(uvicorn, listener, house.bridge, grace, reload, give_up).serve_to_the_end()

@@ -11,8 +11,9 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
+from app.bridge import DRAINING
 from app.config.schema import StructuredConfig
-from app.errors import grammars_busy, grammars_unavailable
+from app.errors import grammars_busy, grammars_unavailable, not_ready
 from app.structured.bounds import Unfit
 from app.structured.closing import Closers, ClosingGrammar
 from app.structured.masks import MaskCrew
@@ -55,14 +56,18 @@ class Grammars:
         self._idle = self._vetters[:]
         self._vetting = ThreadPoolExecutor(config.workers, thread_name_prefix="octavo-vetting")
         self._compiling: Executor | None = None
+        self._awaited: set[asyncio.Future[CompiledGrammar]] = set()
+        self._given_up = False
         self._masks = MaskCrew(-(-tokenizer.vocab_size // 32))
 
     async def get(self, source: Source) -> CompiledGrammar:
         """The grammar of a source. Call it on the event loop.
 
         Raises ApiError: 400 for what cannot be followed, is too large or takes too long; 503 while
-        too many others are being compiled; 501 if none can be.
+        too many others are being compiled, or the server is shutting down; 501 if none can be.
         """
+        if self._given_up:
+            raise not_ready(DRAINING)
         most = self._config.max_bytes
         if len(source.text) > most or len(source.text.encode("utf-8", "replace")) > most:
             raise source.refused(f"is longer than the {most} bytes that are possible here")
@@ -71,6 +76,8 @@ class Grammars:
         future = self._future(source)
         made = asyncio.wrap_future(future)
         made.add_done_callback(_heard)
+        self._awaited.add(made)
+        made.add_done_callback(self._awaited.discard)
         try:
             await asyncio.wait({made}, timeout=self._config.timeout_s)
             if not (future.running() or future.done()):
@@ -80,6 +87,19 @@ class Grammars:
             raise source.refused(str(reason)) from None
         except NotVetted:
             raise grammars_unavailable(source.param) from None
+        except asyncio.CancelledError:
+            if made.cancelled():
+                raise not_ready(DRAINING) from None
+            raise
+
+    def give_up(self) -> None:
+        """Tell who waits for a grammar, and who will ask for one, that the server shuts down.
+
+        With its grammar a request would be refused all the same. Call it on the event loop.
+        """
+        self._given_up = True
+        for made in list(self._awaited):
+            made.cancel()
 
     def within(
         self, grammar: CompiledGrammar, source: Source, closes: bool | None, tokens: int

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -111,6 +113,29 @@ def test_a_second_signal_cuts(tmp_path) -> None:
         logged = [json.loads(line) for line in one.lines]
     assert not [line for line in logged if line["level"] == "error" or "exception" in line]
     assert len([line for line in logged if line["event"].startswith("cutting requests")]) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the process that vets in /proc")
+def test_who_waits_for_a_grammar_is_told_at_once_that_the_server_ends(tmp_path) -> None:
+    """What it would come to with its grammar is the same, however long that takes."""
+    doubling = "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(60))
+    grammar = {"grammar": f'start: A0\n{doubling}A60: "x"'}
+    body = {"prompt": "x", "structured_outputs": grammar}
+    patient = ["--set", "structured.timeout_s=1000"]
+    with (
+        serving(tmp_path, *SIMULATED, *PATIENT, *patient) as one,
+        ThreadPoolExecutor() as clients,
+    ):
+        url = one.ready() + "/v1/completions"
+        asked = clients.submit(httpx2.post, url, json=body, timeout=HANG_S)
+        tasks = Path(f"/proc/{one.process.pid}/task")
+        while not any(children.read_text() for children in tasks.glob("*/children")):
+            assert not asked.done()
+        one.process.send_signal(signal.SIGTERM)
+        reply = asked.result()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+        assert one.wait() == 0
+        assert not [line for line in one.lines if "Traceback" in line]
 
 
 def test_the_first_signal_says_who_is_waited_for_and_how_long(tmp_path) -> None:
