@@ -30,7 +30,7 @@ from loadtest.ab.report import report
 from loadtest.ab.tables import markdown, tables
 from loadtest.ab.workers import Workers, cores, workers
 from loadtest.ab.workload import Workload, read_workload
-from loadtest.commands.options import POSITIVE, offer_options
+from loadtest.commands.options import NEW_FILE, POSITIVE, offer_options
 from loadtest.commands.sim import MOST_POOL_TOKENS, NoiseType
 from loadtest.commands.sim_setting import MEASURED, noise_of
 from loadtest.houses import house_of, targets_of
@@ -192,7 +192,7 @@ def names(configs: Sequence[Path]) -> list[str]:
     type=click.IntRange(1),
     help="Processes that simulate.  [default: one a core]",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a report.")
+@click.option("--html", type=NEW_FILE, metavar="FILE", help="Write a report.")
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of tables.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print the figures as Markdown.")
 def ab(

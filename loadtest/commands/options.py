@@ -31,6 +31,27 @@ class FiniteRange(click.FloatRange):
 
 POSITIVE: Final = FiniteRange(min=0, min_open=True)
 
+
+class NewFileType(click.ParamType[Path]):
+    """A file that will be written, tried at once: nobody measures for minutes to learn it then."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        new = not path.exists()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+            if new:
+                path.unlink()
+        except OSError as error:
+            self.fail(f"{path} cannot be written: {error.strerror}", param, ctx)
+        return path
+
+
+NEW_FILE: Final = NewFileType()
+
 TRACE_HELP: Final = (
     "Who arrives when: a tenant CSV (arrival_s, tenant, prompt_tokens, output_tokens, and if you"
     " like class, priority, max_tokens), an Azure CSV, Mooncake JSONL, or a CSV of lengths alone"

@@ -13,7 +13,13 @@ from rich.console import Console
 
 from app.problems import BadConfiguration, Problem
 from engine.batch import BLOCK
-from loadtest.commands.options import POSITIVE, FiniteRange, loaded_if_asked, offer_options
+from loadtest.commands.options import (
+    NEW_FILE,
+    POSITIVE,
+    FiniteRange,
+    loaded_if_asked,
+    offer_options,
+)
 from loadtest.commands.sim_setting import MEASURED, configured_setting, own_setting
 from loadtest.metrics import report
 from loadtest.progress import bar
@@ -119,7 +125,7 @@ class NoiseType(FiniteRange):
 )
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NEW_FILE,
     metavar="FILE",
     help="Write a report with charts there, one self-contained page.",
 )

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from app.cli import CONFIGURATION_EXIT_CODE
 from engine.errors import ConfigurationError
-from loadtest.commands.options import POSITIVE, offer_options
+from loadtest.commands.options import NEW_FILE, POSITIVE, offer_options
 from loadtest.live.page import page
 from loadtest.live.records import LiveRun, jsonable
 from loadtest.live.replay import Settings, replay_live
@@ -26,8 +26,6 @@ from loadtest.progress import bar
 from loadtest.reports import here, write
 from loadtest.simulation import Targets
 from loadtest.traces.offer import Offer, in_words
-
-NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
