@@ -12,6 +12,7 @@ from loadtest.ab.answer import Answer, Pair
 from loadtest.ab.comparison import Difference
 from loadtest.ab.intervals import Floats
 from loadtest.ab.power import EFFECT, MOST, POWER
+from loadtest.ab.tables import percent
 from loadtest.ab.verdicts import Verdict
 
 _VERDICTS = {
@@ -95,7 +96,7 @@ def _verdict(each: Difference) -> reports.Word | reports.Verdict:
     verdict = _VERDICTS[each.verdict]
     if each.relative is None or each.verdict is Verdict.NO_DIFFERENCE:
         return verdict
-    return reports.Word(verdict, f"{verdict.value}, {each.relative:+.1%}")
+    return reports.Word(verdict, f"{verdict.value}, {percent(each.relative)}")
 
 
 def _power(differences: Sequence[Difference]) -> reports.Text:

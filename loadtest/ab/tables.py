@@ -107,11 +107,17 @@ def _row(each: Difference) -> list[RenderableType]:
         str(each.row),
         number(each.first),
         number(each.second),
-        "" if each.relative is None else f"{each.relative:+.1%}",
+        "" if each.relative is None else percent(each.relative),
         f"{signed(found.mean)}{_interval(found)}",
         Text(_VERDICTS[each.verdict], style=_COLOURS[each.verdict]),
         needed if each.first else "",
     ]
+
+
+def percent(relative: float) -> str:
+    """A relative difference with its sign, the one of `signed`; none where it rounds to nothing."""
+    text = f"{relative:+.1%}"
+    return "0.0%" if text[1:] == "0.0%" else text.replace("-", "−")
 
 
 def _interval(found: Estimate) -> str:

@@ -290,6 +290,8 @@ def _simulated(
     """The results at each load, in virtual time."""
     if len(plan.configs) < 2:
         raise BadConfiguration(Problem("", "name two configurations at least, or --live URL URL"))
+    if again := _named_again(plan.configs):
+        click.echo(f"Note: {again} is named twice, so every difference will be 0.", err=True)
     if loads and (offer.speed != 1.0 or offer.rate is not None):
         raise BadConfiguration(Problem("--load", "requests have either a load or a speed or rate"))
     arms = plan.arms()
@@ -297,6 +299,11 @@ def _simulated(
     with bar("simulations", runs) as tick, workers(jobs, tick) as crew:
         offers = _offers(arms, arrivals, workload, loads, crew)
         return [run(Experiment(arms, each, workload, load), seeds, crew) for load, each in offers]
+
+
+def _named_again(configs: Sequence[Path]) -> Path | None:
+    """The first file that has been named before, if any has."""
+    return next((path for n, path in enumerate(configs) if path in configs[:n]), None)
 
 
 def _offers(

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli import main
+from loadtest.ab.tables import percent
 
 EXAMPLES = Path(__file__).parents[3] / "loadtest/ab/examples"
 
@@ -188,7 +189,11 @@ def test_a_workload_and_settings_for_all_are_taken(files: tuple[str, ...], tmp_p
         (("--workload", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
         (("--set", "engine.rows=1"), "engine.rows"),
         (("--profile", "a11g"), "no profile and no file a11g"),
-        (("--live", "http://127.0.0.1:9", "http://127.0.0.1:9"), "there is no server"),
+        (
+            ("--live", "http://127.0.0.1:9", "http://127.0.0.1:9"),
+            "there is no server at http://127.0.0.1:9",
+        ),
+        (("--html", "/dev/null/report.html"), "/dev/null/report.html cannot be written"),
         (("--live", "a", "b"), "a"),
     ],
 )
@@ -198,6 +203,11 @@ def test_what_cannot_be_compared_is_said(
     result = ab(*files, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_who_names_a_configuration_twice_is_told(files: tuple[str, ...]) -> None:
+    assert "is named twice" in ab(files[0], files[0], *files[2:], "--seeds", "5").stderr
+    assert "is named twice" not in ab(*files, "--seeds", "5").stderr
 
 
 def test_one_configuration_alone_is_no_comparison(files: tuple[str, ...]) -> None:
@@ -213,3 +223,12 @@ def test_every_example_runs(files: tuple[str, ...], folder: Path) -> None:
     answer = answered(*configs, *files[2:], *workload, "--pool-tokens", "200000")
     assert len(answer["comparisons"]) == len(configs) - 1
     assert set(answer["arms"]) == {Path(config).stem for config in configs}
+
+
+@pytest.mark.parametrize(
+    ("relative", "text"), [(0.0123, "+1.2%"), (-0.25, "−25.0%"), (-0.0001, "0.0%"), (0.0, "0.0%")]
+)
+def test_a_relative_difference_has_a_sign_unless_it_rounds_to_nothing(
+    relative: float, text: str
+) -> None:
+    assert percent(relative) == text
