@@ -130,7 +130,7 @@ async def _asked(
     try:
         head, answer = await client.fetch(method, path, body, headers)
     except (OSError, Lost) as error:
-        raise LiveError(f"there is no server: {error}") from None
+        raise LiveError(f"there is no server at {client.url}: {error}") from None
     if head.status != 200:
         raise LiveError(f"{method} {path} was answered {head.status}: {answer[:200].decode()}")
     found: dict[str, Any] = orjson.loads(answer)
