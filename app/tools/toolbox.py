@@ -48,8 +48,10 @@ class Toolbox:
         allowed = tools
         if wishes.name is not None:
             allowed = tuple(tool for tool in tools if tool.function.name == wishes.name)
+        listed, demands = wishes.params
+        if not tools:
+            raise invalid(f"{demands} demands a call, but there are no {listed}.", demands)
         if not allowed:
-            listed, demands = wishes.params
             raise invalid(f"{demands} demands one that is not among the {listed}.", demands)
         return cls(tools, allowed, required, wishes.several, wishes.params[0])
 

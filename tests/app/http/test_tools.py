@@ -287,6 +287,19 @@ async def test_what_cannot_be_called_is_refused(fields, param):
         await house.probe()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": "required"}, "tool_choice demands a call, but there are no tools."),
+        ({"tools": [ADD], "tool_choice": named("sub")}, "one that is not among the tools."),
+    ],
+)
+async def test_what_is_wrong_with_a_demand_for_a_call_is_said(fields, message):
+    async with serving(script=saying("x"), model_len=2048, blocks=512) as house:
+        reply = await house.post(CHAT, {"messages": HELLO, **fields})
+        assert message in reply.json()["error"]["message"], reply.text
+
+
 async def test_a_round_trip_with_openai_python():
     def script(row):
         prompt = bytes(t for t in row.tokens[: row.prompt_length] if t < 256).decode()
