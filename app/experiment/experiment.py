@@ -126,11 +126,12 @@ class Experiment:
 
     async def _watch(self, period: Period) -> str | None:
         """Let a turn pass; why the experiment has to end before it is over, None if it has not."""
-        while (left := self._until - self._clock.now()) > 0:
-            await self._sleep(min(TICK_S, left))
+        while True:  # once at least, however short a turn is: it is all that lets others run
+            await self._sleep(max(0.0, min(TICK_S, self._until - self._clock.now())))
             if reason := self._look(period):
                 return reason
-        return None
+            if self._clock.now() >= self._until:
+                return None
 
     def _look(self, period: Period | None) -> str | None:
         """What speaks for ending now, if anything does."""

@@ -180,6 +180,15 @@ def test_a_wish_ends_it_and_the_period_that_was_cut_short_says_nothing():
     assert trial.desk.current.policy == "fcfs"
 
 
+def test_turns_too_short_to_be_waited_for_are_looked_at_all_the_same():
+    trial = Trial(period_s=1e-9, washout_s=0.0, most_blocks=100)
+    trial.clock.advance_to(1e9)  # so late that adding a nanosecond changes nothing
+    trial.experiment.stop("enough")
+    assert trial.run().over == "enough"
+    assert len(trial.arms) == 1, "it slept"
+    assert len(trial.desk.swaps) <= 2, "and took no second turn"
+
+
 def test_an_arm_that_cannot_be_put_in_charge_ends_it():
     trial = Trial({"fcfs": 1.0})
     trial.desk.fault = BadConfiguration(Problem("scheduler.policy", "is broken"))
