@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -61,8 +62,10 @@ class Vetter:
 
         Raises Unfit, TookTooLong, or NotVetted.
         """
-        process = self._ready()
-        answer = self._ask(process, orjson.dumps([kind, text]))
+        request = orjson.dumps([kind, text])
+        answer = self._ask(self._ready(), request)
+        if answer is None and self._end() == -signal.SIGKILL:
+            answer = self._ask(self._ready(), request)  # limits end it otherwise: not its fault
         if answer is None:
             self._end()
             raise Unfit("takes more memory, or a deeper stack, than is possible here")
@@ -133,17 +136,19 @@ class Vetter:
         except OSError:
             return None
 
-    def _end(self) -> None:
+    def _end(self) -> int | None:
+        """End the process, if there is one. What it ended with, by itself or now."""
         with self._changing:
             process, self._process = self._process, None
         if process is None:
-            return
+            return None
         process.kill()
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
+        return process.returncode
 
 
 def _answer(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:

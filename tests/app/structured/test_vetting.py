@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_one_process_tries_all(vetter):
         vetter.vet("regex", "a" * 9000)
     assert works(vetter)
     assert vetter.pid == pid
+
+
+def test_a_grammar_is_not_blamed_for_a_process_that_was_killed(vetter):
+    """The system does so when it is out of memory, and its operator may."""
+    assert works(vetter)
+    pid = vetter.pid
+    os.kill(pid, signal.SIGSTOP)  # so that it is killed in the middle of the next one
+    killing = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+    killing.start()
+    assert works(vetter)
+    killing.join()
+    assert vetter.pid != pid
 
 
 def test_what_takes_too_long_is_ended(vetter):
