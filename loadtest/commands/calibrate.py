@@ -18,7 +18,7 @@ from app.problems import BadConfiguration, Problem
 from loadtest.calibration.checking import Prediction
 from loadtest.calibration.job import REPEATS, RUN_SECONDS, RUNS_A_REPEAT, SECONDS, Job
 from loadtest.calibration.tables import check_table, profile_tables
-from loadtest.commands.options import NEW_FILE, FiniteRange
+from loadtest.commands.options import FiniteRange
 from loadtest.profiles import Profile, find_profile, to_json
 
 
@@ -33,7 +33,7 @@ from loadtest.profiles import Profile, find_profile, to_json
 )
 @click.option(
     "--out",
-    type=NEW_FILE,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
     help="Write the profile there, for octavo sim --profile FILE.",
 )
