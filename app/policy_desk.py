@@ -35,6 +35,15 @@ class Swap:
     handover: Handover
 
 
+class Overtaken(Exception):
+    """Somebody else put another policy in charge meanwhile."""
+
+
+def same_policy(one: SchedulerConfig, other: SchedulerConfig) -> bool:
+    """Whether two configurations name the same policy, with the same parameters."""
+    return (one.policy, one.params) == (other.policy, other.params)
+
+
 class PolicyDesk:
     """Makes policies and hands them to the engine, one swap after the other.
 
@@ -92,12 +101,17 @@ class PolicyDesk:
         wanted: SchedulerConfig,
         by: str,
         classes: Mapping[str, ClassLimits] | None = None,
+        *,
+        instead_of: SchedulerConfig | None = None,
     ) -> Swap:
         """Put the policy that `wanted` names in charge, and class limits in force with it.
 
-        Raises as `ask_for` does, names that are not allowed aside.
+        instead_of: who must be in charge when it is its turn. Raises as `ask_for` does, names that
+        are not allowed aside, and Overtaken.
         """
         async with self._turn:
+            if instead_of is not None and not same_policy(instead_of, self._current):
+                raise Overtaken
             policy = await self._make(wanted, by)
             old = self._current
             handover = await self._bridge.reconfigure(

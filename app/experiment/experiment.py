@@ -17,7 +17,7 @@ from app.experiment.measures import MEASURES, Better
 from app.experiment.periods import Period
 from app.experiment.schedule import turns
 from app.metrics.experiment import Change, Figures
-from app.policy_desk import PolicyDesk
+from app.policy_desk import Overtaken, PolicyDesk, same_policy
 from app.problems import BadConfiguration
 from engine.clock import Clock
 
@@ -88,6 +88,8 @@ class Experiment:
         log.info("experiment begins", arms=self._names, period_s=self.config.period_s)
         try:
             reason = await self._take_turns()
+        except Overtaken:
+            reason = BY_HAND
         except (NotReady, BadConfiguration) as error:
             reason = f"an arm cannot take its turn: {error}"
         except asyncio.CancelledError:
@@ -120,8 +122,8 @@ class Experiment:
     async def _put(self, arm: int) -> None:
         wanted = self._policies[arm]
         current = self._desk.current
-        if (current.policy, current.params) != (wanted.policy, wanted.params):
-            await self._desk.swap(wanted, BY)
+        if not same_policy(current, wanted):
+            await self._desk.swap(wanted, BY, instead_of=current)
         self._arm = arm
 
     async def _watch(self, period: Period) -> str | None:
@@ -148,8 +150,7 @@ class Experiment:
     def _strange(self) -> bool:
         """Whether somebody else has put a policy in charge."""
         assert self._arm is not None
-        current, wanted = self._desk.current, self._policies[self._arm]
-        return (current.policy, current.params) != (wanted.policy, wanted.params)
+        return not same_policy(self._desk.current, self._policies[self._arm])
 
     def _surely_worse(self) -> str | None:
         stop = self.config.stop
@@ -185,6 +186,8 @@ class Experiment:
     async def _leave_first(self) -> None:
         try:
             await self._put(0)
+        except Overtaken:
+            return  # who stays, as by hand at any other time
         except (NotReady, BadConfiguration) as error:
             log.error("the first arm cannot be put in charge", why=str(error))
 

@@ -10,6 +10,7 @@ import pytest
 from app.config.experiment_schema import ExperimentConfig
 from app.config.schema import SchedulerConfig
 from app.experiment.experiment import BY_HAND, COMPLETE, Experiment
+from app.policy_desk import Overtaken
 from app.problems import BadConfiguration, Problem
 from engine.clock import VirtualClock
 from engine.controls import RowControls
@@ -26,8 +27,9 @@ class Desk:
         self.swaps: list[str] = []
         self.fault: Exception | None = None
 
-    async def swap(self, wanted: SchedulerConfig, by: str) -> None:
+    async def swap(self, wanted: SchedulerConfig, by: str, *, instead_of: SchedulerConfig) -> None:
         assert by == "experiment"
+        assert instead_of == self.current
         if self.fault is not None and wanted.policy == "fair-share":
             raise self.fault
         self.current = wanted
@@ -178,6 +180,14 @@ def test_a_wish_ends_it_and_the_period_that_was_cut_short_says_nothing():
     assert experiment.over == "somebody says so"
     assert len(experiment.ledger.blocks) == 1
     assert trial.desk.current.policy == "fcfs"
+
+
+def test_a_policy_that_is_put_in_charge_by_hand_while_the_next_arm_waits_stays():
+    trial = Trial()
+    trial.desk.fault = Overtaken()
+    experiment = trial.run()
+    assert experiment.over == BY_HAND
+    assert "fair-share" not in trial.desk.swaps
 
 
 def test_turns_too_short_to_be_waited_for_are_looked_at_all_the_same():

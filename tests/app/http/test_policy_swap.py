@@ -12,6 +12,7 @@ from support.policy_samples import Held
 from support.serving import COMPLETIONS, serving, until
 
 from app import bridge, policy_desk
+from app.policy_desk import Overtaken
 from app.service import SMALL_INPUT
 from policies.base import Policy
 
@@ -229,3 +230,17 @@ async def test_an_engine_that_is_busy_swaps_when_it_gets_to_it(monkeypatch) -> N
         await until(lambda: house.service.policies.current.policy == "slo")
         assert (await reply).status_code == 200
         await house.idle()
+
+
+async def test_a_swap_that_was_overtaken_is_not_made():
+    """Two that wait for their turn: the second was meant for what the first put away."""
+    async with serving() as house:
+        seen = house.policies.current
+        slo, fair = (seen.model_copy(update={"policy": name}) for name in ("slo", "fair-share"))
+        first, second = await asyncio.gather(
+            house.policies.swap(slo, "hand"),
+            house.policies.swap(fair, "experiment", instead_of=seen),
+            return_exceptions=True,
+        )
+        assert isinstance(second, Overtaken)
+        assert (first.new.policy, house.policies.current.policy) == ("slo", "slo")
