@@ -118,7 +118,7 @@ def compose(config: Config, console: Console) -> House:
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
     tenancy = Tenancy(config, engine.clock)
     policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
-    experiment = _experiment(config, policies, engine.clock)
+    experiment = _experiment(config, policies, engine.clock, bridge)
     metrics = _metrics(config, core, tenancy, policies, bridge, experiment)
     service = Service(
         model_id=config.model.served_name,
@@ -153,11 +153,17 @@ def compose(config: Config, console: Console) -> House:
     return House(application, bridge, service)
 
 
-def _experiment(config: Config, policies: PolicyDesk, clock: Clock) -> Experiment | None:
+def _experiment(
+    config: Config, policies: PolicyDesk, clock: Clock, bridge: Bridge
+) -> Experiment | None:
     """The policies that take turns, if any do."""
+
+    def faults() -> int:
+        return bridge.stats.policy_faults
+
     if not config.experiment.arms:
         return None
-    return Experiment(config.experiment, config.scheduler, policies, clock)
+    return Experiment(config.experiment, config.scheduler, policies, clock, faults)
 
 
 def _metrics(

@@ -20,6 +20,7 @@ from app.metrics.experiment import Change, Figures
 from app.policy_desk import Overtaken, PolicyDesk, same_policy
 from app.problems import BadConfiguration
 from engine.clock import Clock
+from engine.outputs import FailureKind
 
 log = structlog.stdlib.get_logger("octavo.audit")
 
@@ -49,8 +50,10 @@ class Experiment:
         scheduler: SchedulerConfig,
         desk: PolicyDesk,
         clock: Clock,
+        faults: Callable[[], int] = lambda: 0,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
+        """faults: how often policies did wrong so far, as the engine's guard counts it."""
         self.config = config
         self.ledger = Ledger(len(config.arms), config.period_s)
         self.over: str | None = None
@@ -58,9 +61,11 @@ class Experiment:
         self._policies = [scheduler.model_copy(update=dict(arm)) for arm in config.arms.values()]
         self._desk = desk
         self._clock = clock
+        self._faults = faults
         self._sleep = sleep
         self._arm: int | None = None
         self._until = 0.0
+        self._wrong = [0] * len(config.arms)
         self._told: tuple[int, list[dict[str, Any]]] = (-1, [])
         self._wish: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -91,6 +96,9 @@ class Experiment:
         except Overtaken:
             reason = BY_HAND
         except (NotReady, BadConfiguration) as error:
+            if _shutting_down(error):
+                self._end(ENDED)
+                return
             reason = f"an arm cannot take its turn: {error}"
         except asyncio.CancelledError:
             self._end(ENDED)
@@ -106,10 +114,12 @@ class Experiment:
             if turn.block >= config.most_blocks:
                 break
             await self._put(turn.arm)
-            begun = self._clock.now()
+            begun, before = self._clock.now(), self._faults()
             self._until = begun + config.period_s
             period = self.ledger.begin(turn, begun + config.washout_s)
-            if reason := await self._watch(period):
+            reason = await self._watch(period)
+            self._wrong[turn.arm] += self._faults() - before
+            if reason:
                 self.ledger.drop()
                 return reason
             self.ledger.close(self._clock.now())
@@ -189,7 +199,8 @@ class Experiment:
         except Overtaken:
             return  # who stays, as by hand at any other time
         except (NotReady, BadConfiguration) as error:
-            log.error("the first arm cannot be put in charge", why=str(error))
+            if not _shutting_down(error):
+                log.error("the first arm cannot be put in charge", why=str(error))
 
     # ---------------------------------------------------------------- reading
 
@@ -234,6 +245,7 @@ class Experiment:
             "arm": self._names[arm],
             "policy": self._policies[arm].policy,
             "params": self._policies[arm].params,
+            "faults": self._wrong[arm],
             "seconds": sum(each.seconds for each in results),
             "requests": requests,
             "spanned": spanned / requests if requests else None,
@@ -250,3 +262,8 @@ class Experiment:
             ]
             self._told = len(blocks), told
         return self._told[1]
+
+
+def _shutting_down(error: Exception) -> bool:
+    """Whether a policy cannot be put in charge because the server ends."""
+    return isinstance(error, NotReady) and error.failure.kind is FailureKind.SHUTTING_DOWN

@@ -41,8 +41,14 @@ export class ExperimentPanel {
     byId("experiment-rows").replaceChildren(...comparisons.flatMap((each) => this.rows(each, arms)));
   }
 
-  words({ over, in_charge, washout, next_turn_in_s, blocks, level }) {
-    const complete = `${plural(blocks, "block")} complete, intervals of ${Math.round(100 * level)}% at all times`;
+  /** Arms whose policy did wrong: what stood in for it is what was measured. */
+  faulty(arms) {
+    const wrong = arms.filter(({ faults }) => faults > 0);
+    return wrong.map(({ arm, faults }) => ` · ${plural(faults, "fault")} of ${arm}'s policy`).join("");
+  }
+
+  words({ arms, over, in_charge, washout, next_turn_in_s, blocks, level }) {
+    const complete = `${plural(blocks, "block")} complete, intervals of ${Math.round(100 * level)}% at all times${this.faulty(arms)}`;
     if (over) return `over: ${over} · ${complete}`;
     const phase = washout ? "washout" : "measuring";
     return `${in_charge ?? "–"} in charge, ${phase}, ${time(next_turn_in_s)} left · ${complete}`;

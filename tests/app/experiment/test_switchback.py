@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from app.bridge import DRAINING, NotReady
 from app.config.experiment_schema import ExperimentConfig
 from app.config.schema import SchedulerConfig
-from app.experiment.experiment import BY_HAND, COMPLETE, Experiment
+from app.experiment.experiment import BY_HAND, COMPLETE, ENDED, Experiment
 from app.policy_desk import Overtaken
 from app.problems import BadConfiguration, Problem
 from engine.clock import VirtualClock
@@ -44,6 +45,7 @@ class Trial:
         self.clock = VirtualClock()
         self.desk = Desk()
         self.wait = wait or {}
+        self.faulty = ""
         self.chance = random.Random(0)
         self.served = 0
         self.arms: list[str | None] = []
@@ -52,11 +54,14 @@ class Trial:
             SchedulerConfig(),
             self.desk,  # type: ignore[arg-type]
             self.clock,
+            lambda: self.faults,
             self.sleep,
         )
+        self.faults = 0
 
     async def sleep(self, seconds: float) -> None:
         self.clock.advance_to(self.clock.now() + seconds)
+        self.faults += self.desk.current.policy == self.faulty
         if wait := self.wait.get(self.desk.current.policy):
             self.serve(wait * self.chance.uniform(0.8, 1.2))
         self.arms.append(self.experiment.arm)
@@ -228,3 +233,19 @@ def test_figures_are_the_same_for_dashboards():
     (ttft,) = [each for each in figures.changes if each.measure == "ttft_s"]
     assert ttft.low < ttft.estimate < ttft.high
     assert (figures.running, figures.blocks, figures.arm) == (False, 5, None)
+
+
+def test_what_the_guard_had_to_mend_is_told_of_the_arm_whose_policy_did_wrong():
+    trial = Trial({"fcfs": 1.0, "fair-share": 1.0}, most_blocks=2)
+    trial.faulty = "fair-share"
+    first, second = trial.run().document()["arms"]
+    assert first["faults"] == 0
+    assert second["faults"] == 2 * 40  # each look at its two turns of ten seconds
+
+
+def test_a_server_that_drains_ends_it_and_nothing_has_gone_wrong():
+    trial = Trial({"fcfs": 1.0, "fair-share": 1.0})
+    trial.desk.fault = NotReady(DRAINING)
+    experiment = trial.run()
+    assert experiment.over == ENDED
+    assert trial.desk.swaps == []
