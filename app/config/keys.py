@@ -58,11 +58,11 @@ def _rows(entry: str) -> Iterator[tuple[Path, FieldInfo]]:
 
 
 def meant_by_option(name: str) -> list[str]:
-    """The keys that somebody may mean with `--name`: knobs of this name, or a section's first."""
+    """The keys that somebody may mean with `--name`: a section's first, or knobs of this name."""
     known = [path for path, field in fields() if not subsection(field)]
     name = name.removeprefix("--").replace("-", "_")
     of_section = [path for path in known if path[:-1] == (name,)]
-    return [".".join(path) for path in [p for p in known if p[-1] == name] or of_section[:1]]
+    return [".".join(path) for path in of_section[:1] or [p for p in known if p[-1] == name]]
 
 
 def unknown_key(path: Path) -> str:
