@@ -14,11 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.commands.options import config_options
 from app.config import LoadedConfig
-from app.problems import BadConfiguration, Problem
 from loadtest.calibration.checking import Prediction
 from loadtest.calibration.job import REPEATS, RUN_SECONDS, RUNS_A_REPEAT, SECONDS, Job
 from loadtest.calibration.tables import check_table, profile_tables
-from loadtest.commands.options import FiniteRange
+from loadtest.commands.options import FiniteRange, NewFileType
 from loadtest.profiles import Profile, find_profile, to_json
 
 
@@ -33,7 +32,7 @@ from loadtest.profiles import Profile, find_profile, to_json
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=NewFileType(folders=False),
     metavar="FILE",
     help="Write the profile there, for octavo sim --profile FILE.",
 )
@@ -114,21 +113,13 @@ def calibrate(
         with _bar(console, "measuring steps", seconds) as progressed:
             profile = job.measure(progressed)
     if out is not None:
-        _write(out, profile)
+        out.write_text(to_json(profile))
     if as_json:
         click.echo(orjson.dumps(_answer(profile, predictions), option=orjson.OPT_INDENT_2))
     else:
         Console().print(*_tables(profile, predictions), sep="\n")
     if predictions and not all(each.holds for each in predictions):
         context.exit(1)
-
-
-def _write(path: Path, profile: Profile) -> None:
-    try:
-        path.write_text(to_json(profile))
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        raise BadConfiguration(Problem("--out", message)) from None
 
 
 def _answer(profile: Profile, predictions: list[Prediction] | None) -> dict[str, Any]:

@@ -33,15 +33,22 @@ POSITIVE: Final = FiniteRange(min=0, min_open=True)
 
 
 class NewFileType(click.ParamType[Path]):
-    """A file that will be written, tried at once: nobody measures for minutes to learn it then."""
+    """A file that will be written, tried at once: nobody measures for minutes to learn it then.
+
+    folders: whether those that it is in are made.
+    """
 
     name = "file"
+
+    def __init__(self, *, folders: bool = True) -> None:
+        self._folders = folders
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(value)
         new = not path.exists()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._folders:
+                path.parent.mkdir(parents=True, exist_ok=True)
             path.open("a").close()
             if new:
                 path.unlink()
