@@ -38,7 +38,11 @@ from policies.base import StepCost
 
 TRY_EVERY: Final = 32
 """Steps in which no guess pays, after which one token is guessed nevertheless: what was learned of
-a text, or of what a step takes, in a bad moment need not stay true."""
+a text in a bad moment need not stay true. While such guesses come true each step has one."""
+
+MEASURE_EVERY: Final = 128
+"""The same where not even a guess that is certain would pay, as far as is known of what steps take:
+then there is one guess, to learn that anew."""
 
 MEASURED: Final = 64
 MEASURED_GUESSES: Final = 6
@@ -117,7 +121,8 @@ class DraftModel(Drafter):
         drafts = self._candidates(decodes)
         if not drafts:
             return []
-        lengths = self._lengths(drafts, most)
+        chances = {sequence: draft.chance for sequence, draft in drafts.items()}
+        lengths = self._lengths(chances, most)
         for sequence, draft in drafts.items():
             draft.wanted = sequence in lengths
         if lengths:
@@ -158,6 +163,7 @@ class DraftModel(Drafter):
             new = sequence.tokens[draft.known :]
             if not draft.follow(sequence.tokens):
                 self._idle = 0
+            self.memory.cut(draft, draft.computed)
             if max(new, default=0) >= self._settings.vocab:
                 draft.mute = True
             if not draft.mute:
@@ -169,27 +175,34 @@ class DraftModel(Drafter):
         most = min(self._settings.context, self.memory.pool.total * BLOCK)
         return min(sequence.request.tokens_at_most, most) - len(sequence.tokens)
 
-    def _lengths(self, drafts: Mapping[Sequence, Draft], most: int) -> Lengths:
-        """How much to guess of each, if it were caught up with already."""
+    def _lengths(self, chances: Mapping[Sequence, float], most: int) -> Lengths:
+        """How much to guess of each, if it were caught up with already.
+
+        chances: how likely each guess of a sequence is right whose predecessors are.
+        """
         settings = self._settings
-        chances: dict[Sequence, list[float]] = {}
-        for sequence, draft in drafts.items():
+        runs: dict[Sequence, list[float]] = {}
+        for sequence, chance in chances.items():
             count = min(settings.tokens, most, self._ahead(sequence))
-            chances[sequence] = [draft.chance ** (place + 1) for place in range(count)]
+            runs[sequence] = [chance ** (place + 1) for place in range(count)]
         nothing = settings.draft_cost.seconds(0, 0, 0, 0)
 
         def drafting(sequence: Sequence) -> float:
             """A row in a step of the draft, which it shares with the others."""
             alone = settings.draft_cost.seconds(0, 1, len(sequence.tokens), 0)
-            return alone - nothing + nothing / len(drafts)
+            return alone - nothing + nothing / len(chances)
 
-        return guess_lengths(chances, drafts, most, settings.cost, drafting)
+        return guess_lengths(runs, chances, most, settings.cost, drafting)
 
     def _try_one(self, drafts: Mapping[Sequence, Draft]) -> Lengths:
         """Once in a while a guess that does not seem to pay, of who was guessed least recently."""
         self._idle += 1
         if self._idle < TRY_EVERY:
             return {}
+        if not self._lengths(dict.fromkeys(drafts, 1.0), 1):
+            if self._idle < MEASURE_EVERY:
+                return {}
+            self._idle = 0
         order = [sequence for sequence in self.memory.drafts if sequence in drafts]
         return {min(order, key=lambda s: drafts[s].missing > self._settings.piece): 1}
 

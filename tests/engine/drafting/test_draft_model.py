@@ -11,13 +11,13 @@ from support.draft_models import SMALL, TARGET, draft_model, wrong_in
 from support.engines import GREEDY, Harness
 from support.hashed import HashedBackend
 
-from engine.backends.scripted import ScriptedBackend, raising
+from engine.backends.scripted import ScriptedBackend, echo, raising
 from engine.backends.simulated import SimulatedBackend, alphabet
 from engine.batch import Batch
 from engine.clock import VirtualClock
 from engine.controls import RowControls
 from engine.cost import FittedCost, LinearCost
-from engine.drafting.model import TRY_EVERY, DraftModel, DraftSettings
+from engine.drafting.model import MEASURE_EVERY, TRY_EVERY, DraftModel, DraftSettings
 from engine.outputs import Failure, FailureKind, FinishReason
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -95,9 +95,12 @@ def test_the_price_of_drafting_counts() -> None:
     """A draft as slow as the model itself is not worth asking."""
     drafter = draft_model(draft_cost=TARGET)
     harness = Harness(drafter=drafter)
-    harness.submit(PROMPT, TRY_EVERY - 2)
+    harness.submit(PROMPT, MEASURE_EVERY)
     harness.run()
     assert not batches(drafter)
+    harness.submit(PROMPT, 400)
+    harness.run()
+    assert 3 <= len(batches(drafter)) <= 4, "now and then it is measured again"
 
 
 def test_the_more_decode_the_less_is_guessed() -> None:
@@ -162,6 +165,27 @@ def test_a_wrong_guess_is_cut_back_to_what_is_agreed_and_no_more() -> None:
     assert {rows.counts[0] for rows in others} == {1, 2}
     again = sum(b.starts[0] <= a.starts[0] for a, b in pairwise(others))
     assert 0 < again < len(others) / 2
+
+
+def test_blocks_behind_wrong_guesses_are_given_back_even_if_nothing_more_is_guessed() -> None:
+    """A text is guessed far, all at once wrongly, and then so many come that guesses do not pay."""
+    for length in range(1, 17):
+        lies: list[int] = []
+        drafter = draft_model(
+            blocks=100, backend=ScriptedBackend(100, lambda row, lies=lies: echo(row) + sum(lies))
+        )
+        harness = Harness(drafter=drafter, rows=32, blocks=200, budget=256)
+        request = harness.submit(length, 150)
+        while len(harness.tokens(request)) < 60:
+            harness.step()
+        lies.append(1)
+        for _ in range(30):
+            harness.submit(5, 20)
+        drafts = harness.scheduler.counters.drafts
+        harness.step()
+        harness.step()
+        harness.step()  # the harness checks after each step
+        assert harness.scheduler.counters.drafts <= drafts + 1
 
 
 def test_siblings_and_followers_share_what_the_draft_has_computed() -> None:
