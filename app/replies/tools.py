@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.choices import Choice, Piece
@@ -71,8 +72,11 @@ class ToolsReply(ChoicesReply):
         return {"tool_calls": _whole(deltas)}
 
     def _added(self, deltas: Sequence[CallDelta]) -> dict[str, Any]:
-        """The member of a delta for what is added to calls."""
-        return {"tool_calls": [_spelled(delta) for delta in deltas]}
+        """The member of a delta for what is added to calls: each of them once.
+
+        Clients put together what chunks add to a call, and not what one chunk adds to it twice.
+        """
+        return {"tool_calls": [_spelled(delta) for delta in _merged(deltas)]}
 
 
 class FunctionsReply(ToolsReply):
@@ -88,6 +92,19 @@ class FunctionsReply(ToolsReply):
         if deltas[0].name is not None:
             added["name"] = deltas[0].name
         return {"function_call": added}
+
+
+def _merged(deltas: Sequence[CallDelta]) -> list[CallDelta]:
+    """One for each call, with all that is added to its arguments."""
+    merged: dict[int, CallDelta] = {}
+    for delta in deltas:
+        before = merged.get(delta.index)
+        if before is None:
+            merged[delta.index] = delta
+        else:
+            arguments = before.arguments + delta.arguments
+            merged[delta.index] = replace(before, arguments=arguments)
+    return list(merged.values())
 
 
 def _spelled(call: CallDelta) -> dict[str, Any]:

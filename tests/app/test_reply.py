@@ -15,6 +15,7 @@ from app.errors import ApiError
 from app.generation import prepare_chat
 from app.metrics import Metrics
 from app.record import Record
+from app.replies.tools import ToolsReply
 from app.room import Overloaded
 from app.service import Service
 from app.stream import GenerationResponse
@@ -22,6 +23,7 @@ from app.structured.grammars import Grammars
 from app.tenancy import Caller, Tenancy
 from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer
+from app.tools.calls import CallReader
 from engine.clock import VirtualClock
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Output, Timing
 
@@ -335,3 +337,18 @@ async def test_a_verdict_after_a_keepalive_is_an_error_event():
     assert set(silence) == {b": keepalive"}
     assert error.startswith(b"event: error\ndata: ")
     assert done == b"data: [DONE]"
+
+
+def test_what_a_piece_adds_to_a_call_is_told_once_of_each_call() -> None:
+    """Whatever comes at once: clients put together what chunks add, and not what one adds twice."""
+    reader = CallReader()
+    call = '<tool_call>\n{"name": "Person", "arguments": {"age": 12}}\n</tool_call>\n'
+    said = reader.feed(call + call.replace("Person", "Dog"))
+    assert len(said.calls) > 2
+    added = ToolsReply._added(None, said.calls)["tool_calls"]  # type: ignore[arg-type]
+    assert [each["index"] for each in added] == [0, 1]
+    assert [each["function"] for each in added] == [
+        {"name": "Person", "arguments": '{"age": 12}'},
+        {"name": "Dog", "arguments": '{"age": 12}'},
+    ]
+    assert all(each["id"] for each in added)
