@@ -39,7 +39,7 @@ test: $(VENV)/.dev weights ## the tests, two at a time (ARGS="-k name" for some 
 	$(BIN)/pytest --numprocesses 2 $(ARGS)
 
 test-all: $(VENV)/.clients weights ## the long tests that `make test` leaves out
-	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 $(ARGS)
+	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 --dist loadgroup $(ARGS)
 
 fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S=1200)
 	OCTAVO_FUZZ_S=$(FUZZ_S) $(BIN)/pytest -m slow tests/app/http/test_fuzzed.py $(ARGS)

@@ -38,6 +38,7 @@ KEYWORDS = re.compile(
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
+    pytest.mark.xdist_group("schema-suites"),  # one model, and one compilation of all schemas
     pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL.name} is not in models/"),
     pytest.mark.skipif(not SCHEMAS.exists(), reason="the schemas are not under ../shared"),
 ]

@@ -24,7 +24,11 @@ from loadtest.ab.power import EFFECT, POWER, seeds_needed
 from loadtest.ab.workers import cores, workers
 from loadtest.traces import Arrival
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(2400),
+    pytest.mark.xdist_group("ab-calibration"),  # all of them read what one fixture played
+]
 
 PAIRS, EACH = 200, 20
 METRICS = ("ttft_s.mean", "ttft_s.p99", "itl_s.p99", "e2e_s.mean")
