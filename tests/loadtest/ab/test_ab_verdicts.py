@@ -44,9 +44,10 @@ def test_holm_shows_no_more_than_benjamini_and_hochberg_nor_than_no_correction(
 
 
 def test_seeds_for_a_difference_are_those_of_the_paired_t_test_and_some_more() -> None:
-    """Textbook: one standard deviation takes 10 pairs, half of one 34, at 5% and 80%."""
-    assert seeds_needed(LONGER**-0.5, 1.0) == pytest.approx(10, abs=1)
+    """Textbook: one standard deviation takes 10 pairs, half of it 34, a third 73 (5% and 80%)."""
+    assert seeds_needed(LONGER**-0.5, 1.0) == FEWEST
     assert seeds_needed(0.1 * LONGER**-0.5, 0.05) == pytest.approx(34, abs=1)
+    assert seeds_needed(0.15 * LONGER**-0.5, 0.05) == pytest.approx(73, abs=1)
     assert seeds_needed(0.0, 0.05) == FEWEST
     assert seeds_needed(0.1, 0.0) is None
     assert seeds_needed(1.0, 1e-4) is None
