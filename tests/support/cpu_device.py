@@ -1,0 +1,197 @@
+"""The CPU in the place of a GPU: computes at once, and fails where a GPU would go wrong.
+
+memory in pinned buffers that is written to after it was handed over
+a download that is read before it was waited for
+work that waits, uploads, or looks at numbers while it is captured
+a graph that is replayed on other tensors than it was captured with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GIB = 1 << 30
+
+LOOKS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+"""Operators whose result the host must know before it can go on."""
+
+
+class Indiscipline(AssertionError):
+    """Something that works on the CPU and would not on a GPU."""
+
+
+class CPUDevice:
+    """The Device protocol on the CPU.
+
+    trace: names of what was asked for, in order: "upload", "pinned", "download", "wait", "record",
+    "await" (an event), "capture", "replay", "synchronize". waits: how often the host waited.
+    memory: the (free, total) bytes that it claims.
+    """
+
+    def __init__(self, memory: tuple[int, int] = (8 * GIB, 8 * GIB)) -> None:
+        self.torch_device = torch.device("cpu")
+        self.trace: list[str] = []
+        self.memory = memory
+        self._handed_over: list[tuple[Tensor, Tensor]] = []
+        self._capturing = False
+
+    @property
+    def waits(self) -> int:
+        return sum(self.trace.count(name) for name in ("wait", "await", "synchronize"))
+
+    def active(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def upload(self, array: npt.NDArray[Any]) -> Tensor:
+        self._note("upload")
+        return torch.tensor(array)
+
+    def pinned(self, array: npt.NDArray[np.int32]) -> Tensor:
+        self._note("pinned")
+        buffer = torch.tensor(array)
+        self._handed_over.append((buffer, buffer.clone()))
+        return buffer
+
+    def pinned_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def download(self, tensor: Tensor) -> CPUDownload:
+        self._note("download")
+        return CPUDownload(self, tensor.clone())
+
+    def event(self) -> CPUEvent:
+        return CPUEvent(self)
+
+    def capture(self, work: Callable[[], None]) -> CPUGraph:
+        self._note("capture")
+        work()
+        with self._captured() as seen:
+            work()
+        return CPUGraph(self, work, seen.outside)
+
+    def free_memory(self) -> tuple[int, int]:
+        return self.memory
+
+    def release_cached(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        self._note("synchronize")
+        self.check()
+
+    def check(self) -> None:
+        """Raise Indiscipline if a pinned buffer is not what it was when it was handed over."""
+        for buffer, before in self._handed_over:
+            if not torch.equal(buffer, before):
+                raise Indiscipline("a pinned buffer was written to after it was handed over")
+
+    def _note(self, name: str) -> None:
+        if self._capturing:
+            raise Indiscipline(f"{name} while a graph is captured")
+        self.trace.append(name)
+
+    @contextmanager
+    def _captured(self) -> Iterator[_Watch]:
+        self._capturing = True
+        try:
+            with _Watch() as seen:
+                yield seen
+        finally:
+            self._capturing = False
+
+
+@dataclass
+class CPUEvent:
+    """An event. recorded, awaited: how often."""
+
+    device: CPUDevice
+    recorded: int = 0
+    awaited: int = 0
+
+    def record(self) -> None:
+        self.device._note("record")
+        self.recorded += 1
+
+    def synchronize(self) -> None:
+        self.device._note("await")
+        self.awaited += 1
+        self.device.check()
+
+
+class CPUDownload:
+    """A copy that is not there before it was waited for."""
+
+    def __init__(self, device: CPUDevice, copied: Tensor) -> None:
+        self._device = device
+        self._copied = copied
+
+    def wait(self) -> Tensor:
+        self._device._note("wait")
+        return self._copied
+
+
+@dataclass
+class CPUGraph:
+    """Work, and the memory that it was captured with."""
+
+    device: CPUDevice
+    work: Callable[[], None]
+    outside: set[int]
+
+    def replay(self) -> None:
+        self.device._note("replay")
+        with self.device._captured() as seen:
+            self.work()
+        if not seen.outside <= self.outside:
+            raise Indiscipline("a graph was replayed on other tensors than it was captured with")
+
+
+@dataclass
+class _Watch(TorchDispatchMode):
+    """Sees each operator of some work. outside: addresses of memory that the work did not make."""
+
+    outside: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, Tensor] = {}  # kept, so that no address is used twice
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        taken = list(_tensors((args, kwargs or {})))
+        masked = func.name().startswith("aten::index") and any(
+            t.dtype == torch.bool for t in taken[1:]
+        )
+        if func.name() in LOOKS or masked:
+            raise Indiscipline(f"{func.name()} while a graph is captured: the host has to wait")
+        self.outside |= {_address(t) for t in taken if t.numel()} - self._made.keys()
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            if tensor.numel() and _address(tensor) not in self.outside:
+                self._made.setdefault(_address(tensor), tensor)
+        return result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
