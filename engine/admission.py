@@ -60,6 +60,8 @@ class Admission:
         waiting, guard = self._roster.waiting, self._guard
         self._forced = self._refused = False
         if not waiting.anybody:
+            if waiting.requests:
+                self._keep_out("class")
             return None
         if guard.owes_the_oldest:
             self._forced = True
@@ -68,9 +70,11 @@ class Admission:
         if isinstance(choice, Hold):
             self._planner.hold_until = choice.until
             self._roster.log("hold", choice.until)
+            self._keep_out("hold")
             return None
         if choice is None:
             if self._roster.running:
+                self._keep_out("policy")
                 return None
             self._refused = guard.picked_nobody  # with nothing running somebody has to start
             return waiting.oldest()
@@ -101,8 +105,13 @@ class Admission:
             head.ticket < request.ticket for request in self._aside
         )
 
+    def _keep_out(self, reason: str) -> None:
+        """Say why nobody is let in, unless a head has been kept out before."""
+        self._planner.kept_out = self._planner.kept_out or reason
+
     def _set_aside(self, head: Request) -> None:
         """A head that does not fit: others may pass if the policy says so and nothing is owed."""
+        self._keep_out(self._lacks(head))
         if self._backfill is None:
             self._backfill = 0 if self._forced else self._guard.backfill(self._step)
             self._passes = self._backfill
@@ -112,6 +121,12 @@ class Admission:
             return
         self._roster.waiting.remove(head)
         self._aside.append(head)
+
+    def _lacks(self, head: Request) -> str:
+        """What a head that does not fit would need."""
+        if self._plan.left < 1:
+            return "tokens"
+        return "rows" if self._roster.rows + head.rows > self._planner.limits.rows else "blocks"
 
     def _judge(self, head: Request) -> bool:
         """Ask the policy once more, whether or not the head fits. False if it is head no more.

@@ -139,6 +139,7 @@ class Stats:
     class is at its limit of running requests.
     forced_admissions: those the guard gave to the oldest ticket; policy_faults: what the policy
     did wrong, of any kind.
+    queue_seconds: how long requests have waited in all, by reason (`engine.queue_time`).
     """
 
     now: float = 0.0
@@ -157,6 +158,7 @@ class Stats:
     step_seconds: float = 0.0
     forced_admissions: int = 0
     policy_faults: int = 0
+    queue_seconds: Mapping[str, float] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
 
 

@@ -28,6 +28,7 @@ class Planner:
     """Makes plans over a roster. `refuse` is told when the policy refuses a head meanwhile.
 
     relief: how requests may give way. drafter: guesses what follows decodes, if anybody does.
+    kept_out: why the last plan let no head in any more (`engine.queue_time`); empty if nobody asked.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Planner:
         self.window = ProgressWindow(self.guard.settings.window, self.limits.step_tokens)
         self.speculation = None if drafter is None else Speculation(roster, drafter)
         self.hold_until = math.inf
+        self.kept_out = ""
         budget = self.limits.step_tokens
         self._everything = Share(budget, budget, budget)
         self._served: list[tuple[int, int]] = []
@@ -58,6 +60,7 @@ class Planner:
         """
         plan = Plan(number, now, self.limits.budget(len(self.roster.decoding)))
         self.hold_until = math.inf
+        self.kept_out = ""
         if not self.roster.requests:
             return plan
         step = StepProxy(self.roster, number, now) if self._policy_has_a_say() else None

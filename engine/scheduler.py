@@ -39,6 +39,7 @@ from engine.outputs import (
 from engine.outside import OUTSIDE, Outside
 from engine.plan import Flight, Plan, launch
 from engine.planner import Planner
+from engine.queue_time import QueueTime
 from engine.relief import OFFLOAD_NOTHING, ReliefSettings
 from engine.request import Request
 from engine.request import Sequence as EngineSequence
@@ -93,6 +94,7 @@ class Scheduler:
         self.memory = self._make_memory(pool, prefix_cache, allocation)
         self.counters = Counters()
         self.service = ServiceBook()
+        self.queue_time = QueueTime()
         self._outputs: list[Output] = []
         self._flights: deque[Flight] = deque()
         self._next_ticket = 0
@@ -126,6 +128,7 @@ class Scheduler:
             return
         self.roster.requests[request.id] = request
         self.roster.enqueue(request)
+        self.queue_time.arrived(now - submission.arrival)
         request.queued_at = self.roster.admissions.count
         self.log("arrive", request.id, request.ticket)
         self.roster.events.append(Arrived(request.view))
@@ -235,10 +238,16 @@ class Scheduler:
         if roster.events:
             roster.notify()
         self.log("step", self._next_step, now)
+        self.queue_time.passed(now)
         plan = self.planner.plan(self._next_step, now, busy=bool(self._flights))
+        self._note_who_waits(plan)
         if plan.rows:
             self._next_step += 1
         return plan
+
+    def _note_who_waits(self, plan: Plan) -> None:
+        reason = self.planner.kept_out or ("tokens" if plan.left < 1 else "policy")
+        self.queue_time.planned(self.roster.waiting.requests, reason)
 
     def launch(self, plan: Plan, *, packed: bool = True) -> Flight:
         """Turn the plan's grants into a batch in flight; packed: whether it has arrays."""
@@ -427,6 +436,7 @@ class Scheduler:
             step_seconds=seconds,
             forced_admissions=self.guard.forced_admissions,
             policy_faults=self.guard.saves.total(),
+            queue_seconds=self.queue_time.seconds.copy(),
             counters=self.counters.copy(),
         )
 

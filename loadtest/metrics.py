@@ -11,6 +11,9 @@ Definitions are those of `vllm bench serve`, on the engine's side of the wire:
     tpot_s               time per output token: (last - first token) / (tokens - 1)
     e2e_s                end to end: last token - arrival
     queue_s              first admission - arrival
+    queue_seconds        all time in the queue, after preemptions too, by what kept its head out:
+                         the step in progress, the token budget, the row limit, KV blocks, a limit
+                         of the class, a hold, the policy's own choice
     output_tok_s         tokens generated / duration
     goodput_req_s        requests completed within all their targets / duration
     slo_attainment       requests completed within all their targets / requests, shed ones too
@@ -54,6 +57,7 @@ def report(run: Simulation) -> dict[str, Any]:
         "forced_admissions": run.forced_admissions,
         "policy_faults": dict(run.policy_faults),
         "prediction_error": run.prediction_error,
+        "queue_seconds": dict(run.queue_seconds),
         "steps": run.counters.steps,
     }
 

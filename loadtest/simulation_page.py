@@ -16,12 +16,14 @@ from loadtest.reports import (
     Report,
     Section,
     Table,
+    Text,
     Tiles,
     cdf,
     service,
     timeline,
 )
 from loadtest.simulation import Record
+from loadtest.simulation_tables import queue_reasons
 from loadtest.traces.offer import in_words
 
 Figures = Mapping[str, Any]
@@ -43,7 +45,7 @@ def page(answer: Figures, records: Sequence[Record], origin: Origin) -> Report:
         sections=[
             Section("At a glance", [_tiles(answer)]),
             Section("Latencies", [_latencies(answer), *_distributions(records)]),
-            Section("Over time", [_queues(records), _service(records)]),
+            Section("Over time", [_queues(records), *_reasons(answer), _service(records)]),
             *(_groups(kind, answer[f"by_{kind}"]) for kind in ("class", "tenant")),
         ],
         figures=answer,
@@ -107,6 +109,11 @@ def _queues(records: Sequence[Record]) -> Chart:
     )
     lines = {"waiting": (came - began).tolist(), "running": (began - went).tolist()}
     return timeline("Requests waiting and running", times.tolist(), lines, stacked=True)
+
+
+def _reasons(answer: Figures) -> Iterator[Text]:
+    if reasons := queue_reasons(answer):
+        yield Text(f"What kept the head of the queue out, by time that requests waited: {reasons}.")
 
 
 def _service(records: Sequence[Record]) -> Chart:

@@ -16,6 +16,9 @@ from loadtest.traces.offer import in_words
 MOST: Final = 12
 """Tenants or classes that are shown, those with most requests."""
 
+LEAST: Final = 0.001
+"""Parts of the time in the queue below this are not named."""
+
 Figures = Mapping[str, Any]
 
 
@@ -63,12 +66,24 @@ def _lines(answer: Figures) -> Iterator[tuple[str, str]]:
     yield "fairness", f"{answer['jain']:.3f} (Jain's index of competing tenants)"
     if gap := answer["service_gap"]:
         yield "service gap", f"{gap:,.0f} tokens' worth between them in a minute, at most"
+    if reasons := queue_reasons(answer):
+        yield "queued for", reasons
     yield "bypassed", f"by {answer['max_bypass'] or 0:,} later requests at most"
     if answer["forced_admissions"]:
         yield "guard", f"{answer['forced_admissions']:,} admissions forced"
     if faults := answer["policy_faults"]:
         saved = ", ".join(f"{count} {kind}" for kind, count in faults.items())
         yield "policy faults", saved
+
+
+def queue_reasons(answer: Figures) -> str:
+    """What the time in the queue went into, the largest parts first; empty if nobody waited."""
+    seconds_by = answer.get("queue_seconds") or {}
+    total = sum(seconds_by.values())
+    if not total:
+        return ""
+    parts = sorted(((part / total, reason) for reason, part in seconds_by.items()), reverse=True)
+    return ", ".join(f"{reason} {part:.1%}" for part, reason in parts if part >= LEAST)
 
 
 def latencies(answer: Figures) -> Table:

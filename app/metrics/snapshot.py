@@ -115,6 +115,14 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_policy_faults", "What the policy did wrong, of any kind", stats.policy_faults),
     ):
         yield CounterMetricFamily(name, help, value=value)
+    waited = CounterMetricFamily(
+        "octavo_queue_seconds",
+        "Seconds that requests have waited in the queue, by what kept its head out",
+        labels=("reason",),
+    )
+    for reason, seconds in stats.queue_seconds.items():
+        waited.add_metric((reason,), seconds)
+    yield waited
     ended = CounterMetricFamily("octavo_requests_ended", "Requests by outcome", labels=("outcome",))
     for outcome in ("finished", "rejected", "cancelled", "failed", "expired"):
         ended.add_metric((outcome,), getattr(totals, outcome))

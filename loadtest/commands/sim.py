@@ -157,6 +157,8 @@ def sim(
       itl_s                       gaps between tokens, pooled over requests
       tpot_s                      (last - first token) / (tokens - 1), a request
       queue_s                     to the first admission
+      queue_seconds               all time in the queue by what kept its head out: step,
+                                  tokens, rows, blocks, class, hold, policy
       output_tok_s                generated tokens / duration
       goodput_req_s               requests that met every promise / duration
       slo_attainment              requests that met every promise / requests

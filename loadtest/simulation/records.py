@@ -99,6 +99,7 @@ class Simulation:
     end.
 
     prediction_error: mean of |actual - predicted| over the mean of steps' seconds.
+    queue_seconds: how long requests waited in all, by reason (`engine.queue_time`).
     """
 
     records: Sequence[Record]
@@ -107,3 +108,4 @@ class Simulation:
     policy_faults: Mapping[str, int]
     policy: Policy
     prediction_error: float = 0.0
+    queue_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -106,6 +106,7 @@ def simulate(
         policy_faults=dict(scheduler.guard.saves),
         policy=chosen,
         prediction_error=tally.error,
+        queue_seconds=scheduler.queue_time.seconds,
     )
 
 
