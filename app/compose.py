@@ -27,6 +27,7 @@ from app.bridge import Bridge
 from app.config import Config, check_pool
 from app.engine_settings import guard_settings, simulated_cost, step_limits
 from app.experiment.experiment import Experiment
+from app.experiment.wrong import Wrong
 from app.guessing import Guessing, compose_guessing
 from app.metrics import Metrics, Subject
 from app.metrics.experiment import no_experiment
@@ -158,12 +159,12 @@ def _experiment(
 ) -> Experiment | None:
     """The policies that take turns, if any do."""
 
-    def faults() -> int:
-        return bridge.stats.policy_faults
+    def wrong() -> Wrong:
+        return Wrong(bridge.stats.policy_faults, bridge.stats.fallback_steps)
 
     if not config.experiment.arms:
         return None
-    return Experiment(config.experiment, config.scheduler, policies, clock, faults)
+    return Experiment(config.experiment, config.scheduler, policies, clock, wrong)
 
 
 def _metrics(

@@ -132,6 +132,7 @@ class Guard:
         self.vetoes: Counter[str] = Counter()
         self.forced_admissions = 0
         self.forced_progress = 0
+        self.fallback_steps = 0
         self.most_passed_over = 0
         self.picked_nobody = False
         self.last_fault = ""
@@ -172,10 +173,11 @@ class Guard:
         """
         if self._cpu_s or self._overruns:
             self._judge_cpu_time(step)
-        self._step = step
+        again, self._step = step == self._step, step
         if self._fallback_until is not None and step >= self._fallback_until:
             self._fallback_until = None
             self._muted = False
+        self.fallback_steps += self.fallen_back and not again
         self._active = self._fallback if self.fallen_back else self.policy
         changed = self._active is not self._queued_by
         self._queued_by = self._active

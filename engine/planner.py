@@ -28,7 +28,7 @@ class Planner:
     """Makes plans over a roster. `refuse` is told when the policy refuses a head meanwhile.
 
     relief: how requests may give way. drafter: guesses what follows decodes, if anybody does.
-    kept_out: why the last plan let no head in any more (`engine.queue_time`); empty if nobody asked.
+    kept_out: why the last plan let no head in (`engine.queue_time`); empty if nobody asked.
     """
 
     def __init__(

@@ -436,6 +436,7 @@ class Scheduler:
             step_seconds=seconds,
             forced_admissions=self.guard.forced_admissions,
             policy_faults=self.guard.saves.total(),
+            fallback_steps=self.guard.fallback_steps,
             queue_seconds=self.queue_time.seconds.copy(),
             counters=self.counters.copy(),
         )

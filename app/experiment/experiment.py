@@ -16,6 +16,7 @@ from app.experiment.ledger import Ledger
 from app.experiment.measures import MEASURES, Better
 from app.experiment.periods import Period
 from app.experiment.schedule import turns
+from app.experiment.wrong import NOTHING_WRONG, Wrong
 from app.metrics.experiment import Change, Figures
 from app.policy_desk import Overtaken, PolicyDesk, same_policy
 from app.problems import BadConfiguration
@@ -50,10 +51,10 @@ class Experiment:
         scheduler: SchedulerConfig,
         desk: PolicyDesk,
         clock: Clock,
-        faults: Callable[[], int] = lambda: 0,
+        wrong: Callable[[], Wrong] = lambda: NOTHING_WRONG,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """faults: how often policies did wrong so far, as the engine's guard counts it."""
+        """wrong: what policies did wrong so far, as the engine's guard counts it."""
         self.config = config
         self.ledger = Ledger(len(config.arms), config.period_s)
         self.over: str | None = None
@@ -61,11 +62,11 @@ class Experiment:
         self._policies = [scheduler.model_copy(update=dict(arm)) for arm in config.arms.values()]
         self._desk = desk
         self._clock = clock
-        self._faults = faults
+        self._wrong_so_far = wrong
         self._sleep = sleep
         self._arm: int | None = None
         self._until = 0.0
-        self._wrong = [0] * len(config.arms)
+        self._wrong = [NOTHING_WRONG] * len(config.arms)
         self._told: tuple[int, list[dict[str, Any]]] = (-1, [])
         self._wish: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -114,11 +115,11 @@ class Experiment:
             if turn.block >= config.most_blocks:
                 break
             await self._put(turn.arm)
-            begun, before = self._clock.now(), self._faults()
+            begun, before = self._clock.now(), self._wrong_so_far()
             self._until = begun + config.period_s
             period = self.ledger.begin(turn, begun + config.washout_s)
             reason = await self._watch(period)
-            self._wrong[turn.arm] += self._faults() - before
+            self._wrong[turn.arm] += self._wrong_so_far() - before
             if reason:
                 self.ledger.drop()
                 return reason
@@ -245,7 +246,8 @@ class Experiment:
             "arm": self._names[arm],
             "policy": self._policies[arm].policy,
             "params": self._policies[arm].params,
-            "faults": self._wrong[arm],
+            "faults": self._wrong[arm].faults,
+            "fallback_steps": self._wrong[arm].fallback_steps,
             "seconds": sum(each.seconds for each in results),
             "requests": requests,
             "spanned": spanned / requests if requests else None,

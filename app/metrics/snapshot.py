@@ -113,6 +113,7 @@ def _counters(stats: Stats) -> Iterable[Metric]:
         ("octavo_requests_admitted", "Requests that were let in", totals.admitted),
         ("octavo_forced_admissions", "Admissions the guard gave away", stats.forced_admissions),
         ("octavo_policy_faults", "What the policy did wrong, of any kind", stats.policy_faults),
+        ("octavo_fallback_steps", "Steps FCFS did in the policy's place", stats.fallback_steps),
     ):
         yield CounterMetricFamily(name, help, value=value)
     waited = CounterMetricFamily(

@@ -44,7 +44,9 @@ export class ExperimentPanel {
   /** Arms whose policy did wrong: what stood in for it is what was measured. */
   faulty(arms) {
     const wrong = arms.filter(({ faults }) => faults > 0);
-    return wrong.map(({ arm, faults }) => ` · ${plural(faults, "fault")} of ${arm}'s policy`).join("");
+    const words = ({ arm, faults, fallback_steps: steps }) =>
+      ` · ${plural(faults, "fault")} of ${arm}'s policy` + (steps ? `, fcfs did ${plural(steps, "step")}` : "");
+    return wrong.map(words).join("");
   }
 
   words({ arms, over, in_charge, washout, next_turn_in_s, blocks, level }) {

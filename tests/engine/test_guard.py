@@ -41,6 +41,7 @@ def test_an_exception_puts_fcfs_in_charge_for_a_while_and_then_the_policy_is_bac
     assert firsts(harness, requests) == [8, 7, 1, 2, 3, 6, 5, 4]
     assert harness.scheduler.guard.saves["exception"] == 1
     assert harness.scheduler.guard.last_fault == "share raised RuntimeError"
+    assert harness.scheduler.stats(0.0).fallback_steps == 6
     (entry,) = [e for e in harness.log.entries if e[0] == "fallback"]
     assert entry == ("fallback", "share raised RuntimeError", 9)
 

@@ -11,6 +11,7 @@ from app.bridge import DRAINING, NotReady
 from app.config.experiment_schema import ExperimentConfig
 from app.config.schema import SchedulerConfig
 from app.experiment.experiment import BY_HAND, COMPLETE, ENDED, Experiment
+from app.experiment.wrong import Wrong
 from app.policy_desk import Overtaken
 from app.problems import BadConfiguration, Problem
 from engine.clock import VirtualClock
@@ -54,7 +55,7 @@ class Trial:
             SchedulerConfig(),
             self.desk,  # type: ignore[arg-type]
             self.clock,
-            lambda: self.faults,
+            lambda: Wrong(self.faults, self.faults // 2),
             self.sleep,
         )
         self.faults = 0
@@ -239,8 +240,9 @@ def test_what_the_guard_had_to_mend_is_told_of_the_arm_whose_policy_did_wrong():
     trial = Trial({"fcfs": 1.0, "fair-share": 1.0}, most_blocks=2)
     trial.faulty = "fair-share"
     first, second = trial.run().document()["arms"]
-    assert first["faults"] == 0
-    assert second["faults"] == 2 * 40  # each look at its two turns of ten seconds
+    assert (first["faults"], first["fallback_steps"]) == (0, 0)
+    # each look at its two turns of ten seconds, and half as many steps
+    assert (second["faults"], second["fallback_steps"]) == (2 * 40, 40)
 
 
 def test_a_server_that_drains_ends_it_and_nothing_has_gone_wrong():
