@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from app.commands.options import config_options
 from app.config import LoadedConfig
@@ -19,6 +17,7 @@ from loadtest.calibration.job import REPEATS, RUN_SECONDS, RUNS_A_REPEAT, SECOND
 from loadtest.calibration.tables import check_table, profile_tables
 from loadtest.commands.options import FiniteRange, NewFileType
 from loadtest.profiles import Profile, find_profile, to_json
+from loadtest.progress import bar, bar_up_to
 
 
 @click.command()
@@ -106,11 +105,10 @@ def calibrate(
     job = Job(loaded.config, console, seconds, name, find_profile(known) if known else None)
     predictions = None
     if checked:
-        runs = iter(range(1, repeats * RUNS_A_REPEAT + 1))
-        with _bar(console, "real runs", repeats * RUNS_A_REPEAT) as progressed:
-            profile, predictions = job.check(run_seconds, repeats, lambda: progressed(next(runs)))
+        with bar("real runs", repeats * RUNS_A_REPEAT) as tick:
+            profile, predictions = job.check(run_seconds, repeats, tick)
     else:
-        with _bar(console, "measuring steps", seconds) as progressed:
+        with bar_up_to("measuring steps", seconds) as progressed:
             profile = job.measure(progressed)
     if out is not None:
         out.write_text(to_json(profile))
@@ -133,13 +131,3 @@ def _tables(profile: Profile, predictions: list[Prediction] | None) -> Iterator[
     yield from profile_tables(profile)
     if predictions is not None:
         yield check_table(predictions)
-
-
-@contextmanager
-def _bar(console: Console, what: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr, if that is a terminal; gives a function to call with how far it is."""
-    columns = TextColumn(what), BarColumn(), TimeRemainingColumn()
-    disable = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disable) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.update(task, completed=done)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +12,15 @@ import click
 import orjson
 from rich.console import Console
 
-from app.cli import CONFIGURATION_EXIT_CODE
-from engine.errors import ConfigurationError
 from loadtest.commands.options import NEW_FILE, POSITIVE, offer_options
 from loadtest.live.page import page
 from loadtest.live.records import LiveRun, jsonable
 from loadtest.live.replay import Settings, replay_live
 from loadtest.live.report import report
 from loadtest.live.tables import tables
+from loadtest.programs import origin, run
 from loadtest.progress import bar
-from loadtest.reports import here, write
+from loadtest.reports import write
 from loadtest.simulation import Targets
 from loadtest.traces.offer import Offer, in_words
 
@@ -88,16 +85,16 @@ def live(
     arrivals = offer.arrivals(seed)[:first]
     settings = _settings(_keys(keys), seed, **options)
     with bar("requests", len(arrivals)) as tick:
-        run = replay_live(url, arrivals, settings, tick)
-    figures = {**offer.facts(), "seed": seed, **report(run)}
+        found = replay_live(url, arrivals, settings, tick)
+    figures = {**offer.facts(), "seed": seed, **report(found)}
     if as_json:
         click.echo(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     else:
         Console().print(*tables(figures), sep="\n")
     if records is not None:
-        records.write_bytes(b"".join(orjson.dumps(jsonable(r)) + b"\n" for r in run.requests))
+        records.write_bytes(b"".join(orjson.dumps(jsonable(r)) + b"\n" for r in found.requests))
     if html is not None:
-        _write_report(html, run, figures)
+        _write_report(html, found, figures)
     sys.exit(1 if figures["errors"] else 0)
 
 
@@ -134,18 +131,12 @@ def _keys(given: tuple[str, ...]) -> dict[str, str]:
     return keys
 
 
-def _write_report(path: Path, run: LiveRun, figures: Mapping[str, Any]) -> None:
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    command = shlex.join(["python", "-m", "loadtest.live", *sys.argv[1:]])
-    title = f"{in_words(figures)} against {run.model}"
+def _write_report(path: Path, found: LiveRun, figures: Mapping[str, Any]) -> None:
+    title = f"{in_words(figures)} against {found.model}"
     question = "How fast does this server answer these requests?"
-    origin = here(command, made, server=run.url)
-    click.echo(f"report: {write(page(run, figures, origin, title, question), path)}", err=True)
+    whence = origin("loadtest.live", found.url)
+    click.echo(f"report: {write(page(found, figures, whence, title, question), path)}", err=True)
 
 
 if __name__ == "__main__":
-    try:
-        live(prog_name="python -m loadtest.live")
-    except ConfigurationError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(CONFIGURATION_EXIT_CODE)
+    run(live, "loadtest.live")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from app.cli import CONFIGURATION_EXIT_CODE
-from engine.errors import ConfigurationError
 from loadtest.live.records import LiveRun
 from loadtest.live.report import report
 from loadtest.live.tables import tables
@@ -27,9 +23,9 @@ from loadtest.load.server import own_server
 from loadtest.load.shapes import SHAPES
 from loadtest.load.swarm import Load, Swarmed, swarm
 from loadtest.load.users import USUAL, read_groups
-from loadtest.machine import Unmeasured
+from loadtest.programs import origin, run
 from loadtest.progress import bar
-from loadtest.reports import here, write
+from loadtest.reports import write
 from loadtest.simulation_tables import seconds
 
 
@@ -86,14 +82,14 @@ def load(
     own = [*(["engine.backend=simulated"] if simulated else []), *overrides]
     with _server(url, own) as at, bar(f"{wanted.shape} load", round(wanted.seconds)) as tick:
         found = swarm(at, wanted, tick)
-        run = LiveRun(found.requests, found.looks, at, _model(found))
+        seen = LiveRun(found.requests, found.looks, at, _model(found))
     pairs = compare(found.rows, found.before, found.after)
-    figures = {**report(run), "agreement": [_as_json(pair) for pair in pairs]}
+    figures = {**report(seen), "agreement": [_as_json(pair) for pair in pairs]}
     if as_json:
         click.echo(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     else:
         Console().print(*tables(figures), _agreement(pairs), sep="\n")
-    _report(html, run, figures, pairs, wanted)
+    _report(html, seen, figures, pairs, wanted)
     sys.exit(_status(found, figures, pairs))
 
 
@@ -145,21 +141,12 @@ def _agreement(pairs: list[Pair]) -> Table:
 
 
 def _report(
-    path: Path, run: LiveRun, figures: dict[str, Any], pairs: list[Pair], wanted: Load
+    path: Path, seen: LiveRun, figures: dict[str, Any], pairs: list[Pair], wanted: Load
 ) -> None:
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    command = shlex.join(["python", "-m", "loadtest.load", *sys.argv[1:]])
-    title = f"A {wanted.shape} load of {wanted.users} users on {run.model}"
-    origin = here(command, made, server=run.url)
-    click.echo(f"report: {write(page(run, figures, pairs, origin, title), path)}", err=True)
+    title = f"A {wanted.shape} load of {wanted.users} users on {seen.model}"
+    whence = origin("loadtest.load", seen.url)
+    click.echo(f"report: {write(page(seen, figures, pairs, whence, title), path)}", err=True)
 
 
 if __name__ == "__main__":
-    try:
-        load(prog_name="python -m loadtest.load")
-    except ConfigurationError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(CONFIGURATION_EXIT_CODE)
-    except Unmeasured as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(1)
+    run(load, "loadtest.load")

@@ -17,6 +17,7 @@ from loadtest.houses import House, house_of
 from loadtest.live import Settings, replay_live
 from loadtest.load.server import own_server
 from loadtest.profiles import Profile, find_profile
+from loadtest.programs import run
 from loadtest.progress import bar
 from loadtest.switchback import server_config
 from loadtest.switchback.agreement import Found, Row, rows
@@ -73,8 +74,8 @@ def _live(seconds: float, seed: int) -> dict[str, Any]:
         own_server((), CONFIG) as url,
         bar("requests", len(arrivals)) as tick,
     ):
-        run = replay_live(url, arrivals, Settings(keys=KEYS, look_s=0.0), tick)
-        failed = [each.error for each in run.requests if each.error is not None]
+        seen = replay_live(url, arrivals, Settings(keys=KEYS, look_s=0.0), tick)
+        failed = [each.error for each in seen.requests if each.error is not None]
         if failed:
             raise click.ClickException(f"{len(failed)} requests failed: {failed[0]}")
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -123,4 +124,4 @@ def _told(found: Found | None) -> str:
 
 
 if __name__ == "__main__":
-    switchback()
+    run(switchback, "loadtest.switchback")
