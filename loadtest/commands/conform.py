@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from app.commands.options import policy_option
 from app.policy_loader import load_policy
 from loadtest.conformance.judge import judge
+from loadtest.conformance.patience import DidNotReturnError, patience
 from loadtest.conformance.tables import table
 from policies.base import Policy, Services
 
@@ -46,8 +47,8 @@ def conform(name: str, params: tuple[str, ...], seed: int, workloads: int, as_js
       E5        its victim, or whom it displaced, was the lowest ticket for no reason but its
                 age; a hold was cut short; a class that can never hold the request
       E8        it picked nobody, or granted nothing, and nobody would have run
-      E11       it raised, took too much CPU time, wrote to a view, named a request that does
-                not exist, or said what means nothing
+      E11       it raised, took too much CPU time, did not return, wrote to a view, named a
+                request that does not exist, or said what means nothing
       O(log n)  a step costs more the more requests wait
 
     Admissions of the oldest (E10), grants (E13) and vetoes (E5) that a good policy may need too are
@@ -67,8 +68,16 @@ def conform(name: str, params: tuple[str, ...], seed: int, workloads: int, as_js
     def make(*, services: Services) -> Policy:
         return load_policy(scheduler, services)
 
-    with _progress(workloads) as tick:
-        verdict = judge(make, name, seed=seed, workloads=workloads, tick=tick)
+    with _progress(workloads) as ticked, patience() as begin_anew:
+
+        def tick() -> None:
+            ticked()
+            begin_anew()
+
+        try:
+            verdict = judge(make, name, seed=seed, workloads=workloads, tick=tick)
+        except DidNotReturnError as error:
+            raise click.ClickException(f"{name} cannot be judged: {error}") from None
     if as_json:
         click.echo(orjson.dumps(verdict.as_json(), option=orjson.OPT_INDENT_2))
     else:
