@@ -50,6 +50,18 @@ def load_policy(scheduler: SchedulerConfig, services: Services) -> Policy:
     return made
 
 
+class ConfiguredPolicy:
+    """Makes the policy that a configuration names, a fresh one each time. Can be sent to other
+    processes."""
+
+    def __init__(self, scheduler: SchedulerConfig) -> None:
+        self.scheduler = scheduler
+
+    def __call__(self, *, services: Services) -> Policy:
+        """Raises what `load_policy` raises."""
+        return load_policy(self.scheduler, services)
+
+
 def try_policy(scheduler: SchedulerConfig) -> None:
     """Make the policy and drop it. Raises what `load_policy` raises, before anything is served."""
     from engine.cost import LinearCost

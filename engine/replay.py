@@ -10,19 +10,25 @@ from engine.inbox import Submission
 from engine.loop import Engine
 
 
-def replay(engine: Engine, clock: VirtualClock, submissions: Iterable[Submission]) -> None:
-    """Let requests arrive, and step until all have ended.
+def replay(
+    engine: Engine,
+    clock: VirtualClock,
+    submissions: Iterable[Submission],
+    until: float = math.inf,
+) -> None:
+    """Let requests arrive, and step until all have ended, or until that time has come.
 
     The engine's backend advances `clock` while it computes; while nothing can be computed, time
     passes until somebody arrives or the engine wants to plan again. What arrives during a step is
     in the mail of the next one, as it is on the engine thread.
 
-    submissions: in order of arrival; taken one by one when their time has come. Raises ValueError
-    if one arrives before its predecessor.
+    submissions: in order of arrival; taken one by one when their time has come. until: no step
+    begins from then on; the last one may end later. Raises ValueError if one arrives before its
+    predecessor.
     """
     coming = iter(submissions)
     following = next(coming, None)
-    while True:
+    while clock.now() < until:
         mail: list[Submission] = []
         while following is not None and following.arrival <= clock.now():
             mail.append(following)
@@ -35,4 +41,4 @@ def replay(engine: Engine, clock: VirtualClock, submissions: Iterable[Submission
         if patience is None and following is None:
             return
         wake = math.inf if patience is None else clock.now() + patience
-        clock.advance_to(wake if following is None else min(wake, following.arrival))
+        clock.advance_to(min(until, wake if following is None else min(wake, following.arrival)))

@@ -22,7 +22,7 @@ from engine.inbox import Submission
 from engine.limits import Limits
 from engine.prefix import block_keys
 from engine.scheduler import Scheduler
-from loadtest.simulation import PolicyMaker
+from engine.simulation import PolicyMaker
 from policies.base import Services
 
 PROMPT: Final = 32

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from loadtest.simulation import Record
+from engine.simulation import Record
 
 WINDOW_S: Final = 60.0
 """Seconds over which service is compared."""

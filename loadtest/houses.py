@@ -13,31 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from app.config import Config
-from app.config.schema import DEFAULT, ClassConfig, SchedulerConfig
+from app.config.schema import DEFAULT, ClassConfig
 from app.engine_settings import guard_settings, simulated_cost
-from app.policy_loader import load_policy
+from app.policy_loader import ConfiguredPolicy
 from app.problems import BadConfiguration, Problem
 from app.tenancy import Tenancy, class_limits
 from engine.allocation import ALLOCATIONS
 from engine.batch import BLOCK
 from engine.decisions import DecisionSink, no_log
+from engine.simulation import Machine, Simulation, Targets, simulate
+from engine.simulation.residuals import Residuals
+from engine.simulation.scatter import Scatter
+from engine.simulation.usage import Usage
 from loadtest.profiles import Profile
-from loadtest.profiles.residuals import Residuals
-from loadtest.simulation import Machine, Simulation, Targets, simulate
-from loadtest.simulation.scatter import Scatter
-from loadtest.simulation.usage import Usage
 from loadtest.traces import Arrival
-from policies.base import Policy, Services
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredPolicy:
-    """Makes the policy that a configuration names."""
-
-    scheduler: SchedulerConfig
-
-    def __call__(self, *, services: Services) -> Policy:
-        return load_policy(self.scheduler, services)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,7 @@ class House:
         scatter: Scatter | None = None,
         usage: Usage | None = None,
     ) -> Simulation:
-        """Let the requests of a trace run in it; see `loadtest.simulation.simulate`."""
+        """Let the requests of a trace run in it; see `engine.simulation.simulate`."""
         return simulate(
             self.policy,
             self.received(arrivals),

@@ -40,9 +40,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from engine.simulation import Record, Simulation
 from loadtest.fairness import competing_shares, largest_gap, mean_jain
 from loadtest.overtaking import count_overtaking
-from loadtest.simulation import Record, Simulation
 
 Floats = npt.NDArray[np.float64]
 

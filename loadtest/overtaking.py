@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from loadtest.simulation.records import Record
+from engine.simulation.records import Record
 
 
 def count_overtaking(records: Sequence[Record]) -> None:

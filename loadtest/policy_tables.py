@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from engine.simulation import Machine, PolicyMaker, Record, Targets, simulate
 from loadtest.metrics import report
 from loadtest.profiles import find_profile
-from loadtest.simulation import Machine, PolicyMaker, Record, Targets, simulate
 from loadtest.traces import Arrival, at_speed
 from policies.decode_priority import DecodePriority
 from policies.fair_share import FairShare

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from app.config.schema import SchedulerConfig
 from app.policy_loader import ENTRY_POINTS, load_policy
+from engine.simulation import PolicyMaker
 from loadtest.crowd import COMMON_PREFIX, MANY_FLOWS, ONE_FLOW, Crowd, Shape
-from loadtest.simulation import PolicyMaker
 from policies.base import Policy, Services
 from policies.fcfs import FCFS
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.simulation import Record
 from loadtest.metrics import SPREAD, TIMES
 from loadtest.reports import (
     Chart,
@@ -22,7 +23,6 @@ from loadtest.reports import (
     service,
     timeline,
 )
-from loadtest.simulation import Record
 from loadtest.simulation_tables import queue_reasons
 from loadtest.traces.offer import in_words
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from engine.simulation import Record
+from engine.simulation.residuals import Residuals
+from engine.simulation.usage import Usage
 from loadtest.ab.noise import CommonNoise, log_normal
 from loadtest.houses import House
 from loadtest.metrics import report
-from loadtest.profiles.residuals import Residuals
-from loadtest.simulation import Record
-from loadtest.simulation.usage import Usage
 from loadtest.traces import Arrival
 from policies.base import Policy
 from policies.static_batch import StaticBatch

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from engine.simulation import Record
 from loadtest.ab.experiment import Experiment, Look, Result, Trial
 from loadtest.ab.resampling import blocks_for
 from loadtest.live import Settings, replay_live, report
-from loadtest.simulation import Record
 from loadtest.traces import Arrival
 
 PAUSE_S: Final = 2.0

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.simulation import Record
 from loadtest.ab.groups import ALL, HEAVIEST, OTHERS, Group, Row
 from loadtest.ab.metrics import OF_ALL, OF_GROUPS, Metric
 from loadtest.ab.pairs import Latencies, latencies
 from loadtest.metrics import figures
-from loadtest.simulation import Record
 from loadtest.traces import Arrival
 
 Figures = Mapping[str, Any]

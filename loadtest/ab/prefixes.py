@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from engine.simulation.arrival import Prefix
 from loadtest.traces import Arrival
-from loadtest.traces.arrival import Prefix
 
 
 class Prefixes:

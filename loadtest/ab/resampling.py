@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from engine.simulation import Record
 from loadtest.ab.prefixes import Prefixes
-from loadtest.simulation import Record
 from loadtest.traces import Arrival
 
 FEWEST_BLOCKS: Final = 8

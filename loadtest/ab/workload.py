@@ -18,8 +18,8 @@ from app.config.schema import Positive
 from app.config.section import Label, Section
 from app.explain import explain
 from app.problems import BadConfiguration, Problem
+from engine.simulation.arrival import MOST_TOKENS
 from loadtest.traces import Arrival
-from loadtest.traces.arrival import MOST_TOKENS
 
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
+from engine.simulation import Record
 from loadtest.calibration.live import LiveEngine
 from loadtest.houses import House
 from loadtest.metrics import duration, figures
-from loadtest.simulation import Record
 from loadtest.traces import Arrival, drawn
 
 LOADS: Final = (0.5, 0.7, 0.9)

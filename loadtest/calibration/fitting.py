@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.cost import LinearCost
+from engine.simulation.residuals import DECODE, PROMPT, Persistence, Residuals, quantiles
 from loadtest.calibration.watching import Observation
 from loadtest.profiles.least_squares import non_negative
 from loadtest.profiles.profile import Observed
-from loadtest.profiles.residuals import DECODE, PROMPT, Persistence, Residuals, quantiles
 
 Floats = npt.NDArray[np.float64]
 

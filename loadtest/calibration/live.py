@@ -11,10 +11,10 @@ from typing import Final
 from app.compose import Core
 from engine.inbox import Stop, Submission
 from engine.outputs import Look, Output
+from engine.simulation import NO_TARGETS, Record
 from engine.thread import EngineThread
 from loadtest.calibration.house import Prompts
 from loadtest.machine import Unmeasured
-from loadtest.simulation import NO_TARGETS, Record
 from loadtest.traces import Arrival
 
 PATIENCE_S: Final = 300.0

@@ -12,11 +12,12 @@ import click
 from app.commands.options import policy_option
 from app.config import LoadedConfig
 from app.config.schema import SchedulerConfig
+from app.policy_loader import ConfiguredPolicy
 from app.problems import BadConfiguration, Problem
-from loadtest.houses import ConfiguredPolicy, house_of
+from engine.simulation import Machine, Simulation, Targets, simulate
+from engine.simulation.residuals import Residuals
+from loadtest.houses import house_of
 from loadtest.profiles import Profile, find_profile
-from loadtest.profiles.residuals import Residuals
-from loadtest.simulation import Machine, Simulation, Targets, simulate
 from loadtest.traces import Arrival
 
 USUAL_PROFILE: Final = "vtc_a10g"

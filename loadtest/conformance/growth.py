@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any, Final
 
 from engine.guard import GuardSettings
+from engine.simulation import PolicyMaker
 from loadtest.crowd import MANY_FLOWS, ONE_FLOW, Crowd, Shape
-from loadtest.simulation import PolicyMaker
 
 SIZES: Final = (100, 1_000, 10_000)
 SHAPES: Final = (ONE_FLOW, MANY_FLOWS)

@@ -11,12 +11,12 @@ from itertools import zip_longest
 from typing import Final
 
 from engine.guard import Save
+from engine.simulation import PolicyMaker
 from loadtest.conformance.growth import SHAPES, measure_growth
 from loadtest.conformance.invariants import GROWTH, saved
 from loadtest.conformance.trial import GUARD, Breach, Record, Trial, differences
 from loadtest.conformance.verdict import Example, Verdict
 from loadtest.conformance.workload import Setup, workload
-from loadtest.simulation import PolicyMaker
 from policies.base import RequestView
 from policies.fcfs import FCFS
 

@@ -22,9 +22,9 @@ from engine.loop import Engine
 from engine.outputs import Finish, FinishReason, Look, Output
 from engine.relief import Offload, ReliefSettings
 from engine.scheduler import Scheduler
+from engine.simulation import PolicyMaker
 from loadtest.conformance.watch import StepWatch
 from loadtest.conformance.workload import CLASSES, Arrival, Workload
-from loadtest.simulation import PolicyMaker
 from policies.base import Services
 from policies.fcfs import FCFS
 

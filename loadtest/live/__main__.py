@@ -12,6 +12,7 @@ import click
 import orjson
 from rich.console import Console
 
+from engine.simulation import Targets
 from loadtest.commands.options import NEW_FILE, POSITIVE, offer_options
 from loadtest.live.page import page
 from loadtest.live.records import LiveRun, jsonable
@@ -21,7 +22,6 @@ from loadtest.live.tables import tables
 from loadtest.programs import origin, run
 from loadtest.progress import bar
 from loadtest.reports import write
-from loadtest.simulation import Targets
 from loadtest.traces.offer import Offer, in_words
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.simulation import Record
 from loadtest.live.records import LiveRun
 from loadtest.metrics import TIMES
 from loadtest.reports import (
@@ -26,7 +27,6 @@ from loadtest.reports import (
     timeline,
 )
 from loadtest.reports.numbers import scale_of, written
-from loadtest.simulation import Record
 
 LEAST_LAG_S: Final = 0.001
 """Less is not worth a line."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from engine.simulation import NO_TARGETS, Record, Targets
 from loadtest.live.server_metrics import Look
 from loadtest.live.stream import Stream
-from loadtest.simulation import NO_TARGETS, Record, Targets
 from loadtest.traces import Arrival
 
 REFUSALS: Final = (429, 503)

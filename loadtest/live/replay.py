@@ -12,12 +12,12 @@ from typing import Any, Final
 import orjson
 
 from engine.errors import ConfigurationError
+from engine.simulation import NO_TARGETS, Targets
 from loadtest.live.connections import Client, Lost
 from loadtest.live.prompts import Prompts, sample_text
 from loadtest.live.records import LiveRecord, LiveRun
 from loadtest.live.server_metrics import Look, Scrape
 from loadtest.live.stream import Stream
-from loadtest.simulation import NO_TARGETS, Targets
 from loadtest.traces import Arrival
 
 AHEAD_S: Final = 0.25

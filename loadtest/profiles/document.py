@@ -26,8 +26,8 @@ from typing import Any, Final
 from engine.batch import BLOCK
 from engine.cost import LinearCost
 from engine.errors import ConfigurationError
+from engine.simulation.residuals import ALL, Persistence, Residuals
 from loadtest.profiles.profile import Observed, Profile
-from loadtest.profiles.residuals import ALL, Persistence, Residuals
 
 VERSION: Final = 2
 COEFFICIENTS: Final = ("base", "prompt_token", "decode", "kv_read", "chunk_context")

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from engine.cost import LinearCost
+from engine.simulation.residuals import ALL, Residuals
 from loadtest.profiles.document import to_json
 from loadtest.profiles.least_squares import non_negative
 from loadtest.profiles.profile import Profile
-from loadtest.profiles.residuals import ALL, Residuals
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.cost import LinearCost
-from loadtest.profiles.residuals import Residuals
+from engine.simulation.residuals import Residuals
 
 
 @dataclass(frozen=True, slots=True)

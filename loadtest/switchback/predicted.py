@@ -17,8 +17,8 @@ from app.experiment.periods import Period
 from app.experiment.schedule import Turn, turns
 from engine.controls import RowControls
 from engine.inbox import Submission
+from engine.simulation import Record
 from loadtest.houses import House
-from loadtest.simulation import Record
 from loadtest.traces import Arrival
 
 _CONTROLS: Final = RowControls()

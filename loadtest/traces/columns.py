@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from loadtest.traces.arrival import Arrival
+from engine.simulation.arrival import Arrival
 
 Row = Mapping[str, str]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from loadtest.traces.arrival import Arrival, Prefix
+from engine.simulation.arrival import Arrival, Prefix
 
 BLOCK_TOKENS: Final = 512
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.problems import BadConfiguration, Problem
-from loadtest.traces.arrival import Arrival
+from engine.simulation.arrival import Arrival
 from loadtest.traces.reader import read_trace
 from loadtest.traces.timing import at_rate, at_speed, drawn, spread
 

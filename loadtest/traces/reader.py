@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import ConfigurationError
+from engine.simulation.arrival import Arrival
 from loadtest.recordings.files import find_recording, is_recording
-from loadtest.traces.arrival import Arrival
 from loadtest.traces.columns import format_of
 from loadtest.traces.mooncake import arrival_of
 from loadtest.traces.recorded import recorded_arrivals

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from engine.batch import BLOCK
 from engine.recorder import FULL, STOPS
+from engine.simulation.arrival import Arrival, Prefix
 from loadtest.recordings.files import RecordingFiles
 from loadtest.recordings.turns import keys_of
-from loadtest.traces.arrival import Arrival, Prefix
 
 _USUAL: Final = 128
 """Output tokens where no request of a recording has ended."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from loadtest.traces.arrival import Arrival
+from engine.simulation.arrival import Arrival
 
 
 def from_first(arrivals: Sequence[Arrival]) -> list[Arrival]:

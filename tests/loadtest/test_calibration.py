@@ -21,6 +21,7 @@ from engine.cost import LinearCost
 from engine.limits import Limits
 from engine.loop import Engine
 from engine.scheduler import Scheduler
+from engine.simulation.residuals import DECODE, PROMPT
 from loadtest.calibration.checking import Prediction, check, workload
 from loadtest.calibration.design import RandomChunks, rounds
 from loadtest.calibration.fitting import fit
@@ -30,7 +31,6 @@ from loadtest.calibration.measuring import observe
 from loadtest.calibration.watching import Observation, WatchedEngine
 from loadtest.houses import house_of
 from loadtest.profiles import find_profile
-from loadtest.profiles.residuals import DECODE, PROMPT
 from policies.base import Services
 
 TRUE = LinearCost(0.004, 3e-4, 5e-4, 2e-6, 4e-7)

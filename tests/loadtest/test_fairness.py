@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
+from engine.simulation import NO_TARGETS, Record
 from loadtest.fairness import competing_shares, fairness, jain, largest_gap
-from loadtest.simulation import NO_TARGETS, Record
 from loadtest.traces import Arrival
 
 

@@ -12,13 +12,13 @@ import pytest
 from support.programs import run as run_program
 from support.serving import serving, until
 
+from engine.simulation import Machine, Targets, simulate
+from engine.simulation.machine import LinearCost
 from loadtest.live import LiveError, LiveRecord, LiveRun, Settings, play, report
 from loadtest.live.page import page
 from loadtest.live.tables import tables
 from loadtest.metrics import report as simulated_report
 from loadtest.reports import Origin
-from loadtest.simulation import Machine, Targets, simulate
-from loadtest.simulation.machine import LinearCost
 from loadtest.traces import Arrival, Prefix
 from policies.fcfs import FCFS
 

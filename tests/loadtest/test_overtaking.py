@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.simulation import NO_TARGETS, Record
 from loadtest.overtaking import count_overtaking
-from loadtest.simulation import NO_TARGETS, Record
 from loadtest.traces import Arrival
 
 

@@ -10,10 +10,10 @@ import pytest
 from engine.cost import LinearCost
 from engine.errors import ConfigurationError
 from engine.presets import GPUS, MODELS
+from engine.simulation.residuals import ALL, DECODE, PROMPT, Persistence, Residuals
 from loadtest.profiles import Observed, Profile, find_profile, to_json
 from loadtest.profiles.finding import KEPT
 from loadtest.profiles.fit_vtc import fit
-from loadtest.profiles.residuals import ALL, DECODE, PROMPT, Persistence, Residuals
 
 MEASURED = (
     Path(__file__).parents[3] / "shared/traces/calibration/vtc_a10g_llama2_7b_cost_profile.json"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine.cost import LinearCost
 from engine.limits import ClassLimits
 from engine.queue_time import REASONS
+from engine.simulation import Machine, simulate
 from loadtest.metrics import report
-from loadtest.simulation import Machine, simulate
 from loadtest.simulation_tables import queue_reasons
 from loadtest.traces import Arrival
 from policies.base import Heads, Hold, Policy, StepView

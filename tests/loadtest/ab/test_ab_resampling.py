@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.comparisons import short_requests
 
+from engine.simulation import NO_TARGETS, Record
+from engine.simulation.arrival import Prefix
 from loadtest.ab.resampling import FEWEST_BLOCKS, blocks_for, longest_busy_period, resample
-from loadtest.simulation import NO_TARGETS, Record
 from loadtest.traces import Arrival
-from loadtest.traces.arrival import Prefix
 
 
 def numbered(count: int, gap: float = 1.0) -> list[Arrival]:

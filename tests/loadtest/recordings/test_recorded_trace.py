@@ -17,11 +17,11 @@ from engine.controls import RowControls
 from engine.cost import LinearCost
 from engine.inbox import PolicyName
 from engine.recorder import Recorder
+from engine.simulation import Machine, simulate
+from engine.simulation.arrival import Prefix
 from loadtest.ab.prefixes import Prefixes
 from loadtest.recordings.files import find_recording
-from loadtest.simulation import Machine, simulate
 from loadtest.traces import Arrival, read_arrivals
-from loadtest.traces.arrival import Prefix
 from policies.fcfs import FCFS
 
 

@@ -7,30 +7,27 @@ same result, to the last bit.
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from engine.backends.simulated import Noise, SimulatedBackend
-from engine.blocks import BlockPool
 from engine.clock import VirtualClock
 from engine.decisions import DecisionSink, no_log
-from engine.loop import Engine
+from engine.loop import Emit
 from engine.outputs import Look, Output
 from engine.outside import OUTSIDE, Outside
 from engine.replay import replay
 from engine.scheduler import Scheduler
-from loadtest.simulation.answers import NamedAnswers
-from loadtest.simulation.machine import Machine
-from loadtest.simulation.records import NO_TARGETS, Record, Simulation, Targets
-from loadtest.simulation.requests import Answering, AnswersThatEnd, endless, submissions
-from loadtest.simulation.scatter import Scatter
-from loadtest.simulation.tally import Tally
-from loadtest.simulation.usage import Usage
-from loadtest.simulation.watch import Watch
-from loadtest.traces import Arrival
+from engine.simulation.answers import NamedAnswers
+from engine.simulation.arrival import Arrival
+from engine.simulation.engine import collecting_seldom, virtual_engine
+from engine.simulation.machine import Machine
+from engine.simulation.records import NO_TARGETS, Record, Simulation, Targets
+from engine.simulation.requests import AnswersThatEnd, Tokens, endless, submissions
+from engine.simulation.scatter import Scatter
+from engine.simulation.tally import Tally
+from engine.simulation.usage import Usage
+from engine.simulation.watch import Watch
 from policies.base import Policy, Services
 
 NO_WEIGHTS: Final[Mapping[str, float]] = {}
@@ -66,37 +63,25 @@ def simulate(
     promised = targets or {}
     records = [Record(each, promised.get(each.slo_class, NO_TARGETS)) for each in arrivals]
     watch = Watch(records, log, tick)
-    clock = VirtualClock()
-    chosen = policy(services=Services(machine.cost, random.Random(seed)))
-    scheduler = Scheduler(
-        chosen,
-        BlockPool(machine.blocks),
-        machine.limits,
-        guard=machine.guard,
-        log=watch.decided,
-        prefix_cache=machine.prefix_cache,
-        allocation=machine.allocation,
-        relief=machine.relief,
-        cpu_clock=_no_cpu_time,
-        outside=_outside(records),
-    )
-
-    def emit(outputs: Sequence[Output], look: Look) -> None:
-        watch.emitted(outputs, look)
-        if usage is not None:
-            usage.after(scheduler, look)
-
     noise = scatter or machine.noise_of(seed)
     tally = Tally(machine.cost)
-    engine = Engine(
-        scheduler=scheduler,
-        backend=_backend(machine, records, clock, noise),
-        clock=clock,
+    clock = VirtualClock()
+    chosen = policy(services=Services(machine.cost, random.Random(seed)))
+    engine = virtual_engine(
+        chosen,
+        machine,
+        clock,
+        watch.emitted,
+        answers=_answers(records),
+        noise=noise,
         cost=machine.cost if noise is None else tally,
-        emit=watch.emitted if usage is None else emit,
-        depth=machine.depth,
+        log=watch.decided,
+        outside=_outside(records),
     )
-    with _collecting_seldom():
+    scheduler = engine.scheduler
+    if usage is not None:
+        engine.emit = _told_as_well(watch.emitted, usage, scheduler)
+    with collecting_seldom():
         replay(engine, clock, submissions(records, weights, scatter.arrived if scatter else None))
     scheduler.check()
     return Simulation(
@@ -110,43 +95,23 @@ def simulate(
     )
 
 
+def _told_as_well(emit: Emit, usage: Usage, scheduler: Scheduler) -> Emit:
+    def both(outputs: Sequence[Output], look: Look) -> None:
+        emit(outputs, look)
+        usage.after(scheduler, look)
+
+    return both
+
+
 def _outside(records: Sequence[Record]) -> Outside:
     """Names blocks of answers as the trace does, if it does."""
     named = any(each.arrival.prefix and each.arrival.prefix.answer for each in records)
     return NamedAnswers(records) if named else OUTSIDE
 
 
-def _backend(
-    machine: Machine,
-    records: Sequence[Record],
-    clock: VirtualClock,
-    noise: Noise | None,
-) -> SimulatedBackend:
-    """The device, which looks at each answer only where some end before their maximum."""
-    some_end = any(each.arrival.asked_tokens > each.arrival.output_tokens for each in records)
-    return Answering(
-        machine.cost,
-        machine.blocks,
-        clock,
-        clock.advance,
-        answers=AnswersThatEnd(records) if some_end else endless,
-        host_blocks=machine.host_blocks,
-        move_seconds=machine.move_seconds,
-        noise=noise,
-    )
-
-
-@contextmanager
-def _collecting_seldom() -> Iterator[None]:
-    """Look for cycles seldom: a step leaves none, and a fifth of the time went into looking."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _no_cpu_time() -> float:
-    """In virtual time a policy takes none, or runs would differ from machine to machine."""
-    return 0.0
+def _answers(records: Sequence[Record]) -> Tokens:
+    """Looks at each answer only where some end before their maximum."""
+    arrivals = [record.arrival for record in records]
+    if all(each.asked_tokens == each.output_tokens for each in arrivals):
+        return endless
+    return AnswersThatEnd([each.output_tokens for each in arrivals])

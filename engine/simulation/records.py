@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.outputs import Counters
-from loadtest.traces import Arrival
+from engine.simulation.arrival import Arrival
 from policies.base import Policy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.decisions import DecisionSink, no_log
 from engine.outputs import Look, Output
-from loadtest.simulation.records import Record
+from engine.simulation.records import Record
 
 
 class Watch:

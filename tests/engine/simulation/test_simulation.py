@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from engine.cost import LinearCost
 from engine.decisions import DecisionLog
 from engine.limits import ClassLimits
+from engine.simulation import Machine, Simulation, Targets, simulate
 from loadtest.metrics import report
-from loadtest.simulation import Machine, Simulation, Targets, simulate
 from loadtest.traces import Arrival
 from policies.base import Accept, Heads, Policy, Reject, RequestView, StepView, Verdict
 from policies.fcfs import FCFS

@@ -12,7 +12,7 @@ from engine.cost import LinearCost
 from engine.guard import GuardSettings
 from engine.limits import ClassLimits, Limits
 from engine.relief import Offload, ReliefSettings
-from loadtest.profiles.residuals import Residuals, lognormal
+from engine.simulation.residuals import Residuals, lognormal
 
 DEFAULT_GUARD = GuardSettings()
 

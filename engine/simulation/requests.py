@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from app.config.schema import DEFAULT
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.controls import RowControls, Sampled, SampleRow, ScoredRow
 from engine.inbox import Submission
 from engine.prefix import KEY_BYTES
-from loadtest.simulation.records import Record
-from loadtest.traces import Arrival
-from loadtest.traces.arrival import MOST_NAME
+from engine.simulation.arrival import MOST_NAME, Arrival
+from engine.simulation.records import Record
+
+OTHERS: Final = "default"
+"""The tenant whose weight all have that are not named."""
 
 END: Final = 1
 """The token that ends an answer before its maximum."""
@@ -29,16 +30,16 @@ def submissions(
 ) -> Iterator[Submission]:
     """Each request when its time has come, so that only those alive take memory.
 
-    weights: of tenants, by name; DEFAULT stands for all others, and without it they have 1.
+    weights: of tenants, by name; OTHERS stands for all others, and without it they have 1.
     arrived: called once for each when it is in the mail.
     """
-    usual = weights.get(DEFAULT, 1.0)
+    usual = weights.get(OTHERS, 1.0)
     for number, record in enumerate(records):
         arrival, targets = record.arrival, record.targets
         asks = arrival.asked_tokens
         yield Submission(
             id=number,
-            prompt=_prompt(number, arrival),
+            prompt=numbered_prompt(number, arrival.prompt_tokens),
             max_tokens=asks,
             controls=GREEDY if asks == arrival.output_tokens else ENDING,
             arrival=arrival.at,
@@ -55,10 +56,11 @@ def submissions(
             arrived()
 
 
-def _prompt(number: int, arrival: Arrival) -> list[int]:
-    """Its number in front, by which `Answers` knows it, and behind, so that what comes after the
-    blocks that have names is nobody else's. In between the same object over and over."""
-    prompt = [0] * arrival.prompt_tokens
+def numbered_prompt(number: int, tokens: int) -> list[int]:
+    """A request's number in front, by which `AnswersThatEnd` knows it, and behind, so that what
+    comes after the blocks that have names is nobody else's. In between the same object over and
+    over."""
+    prompt = [0] * tokens
     prompt[0] = prompt[-1] = number
     return prompt
 
@@ -81,10 +83,10 @@ def endless(rows: Collection[SampleRow]) -> list[int]:
 
 
 class AnswersThatEnd:
-    """END where an answer ends before its maximum. records: the requests, by number."""
+    """END where an answer ends before its maximum. lengths: tokens of answers, by number."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._lengths = [record.arrival.output_tokens for record in records]
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
 
     def __call__(self, rows: Collection[SampleRow]) -> list[int]:
         return [self._next(row) for row in rows]

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from engine.batch import StepShape
-from loadtest.profiles.residuals import (
+from engine.simulation.residuals import (
     ALL,
     DECODE,
     LEVELS,

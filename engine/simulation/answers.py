@@ -8,7 +8,7 @@ from engine.batch import BLOCK
 from engine.outside import Outside
 from engine.prefix import KeyChain, extend
 from engine.request import Sequence
-from loadtest.simulation.records import Record
+from engine.simulation.records import Record
 
 
 class NamedAnswers(Outside):
