@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from app.bridge import DRAINING
+from app.child.bounds import stand_back
+from app.child.process import SHUTTING_DOWN
 from app.config.schema import StructuredConfig
 from app.errors import grammars_busy, grammars_unavailable, not_ready
 from app.structured.bounds import Unfit
@@ -19,8 +21,8 @@ from app.structured.closing import Closers, ClosingGrammar
 from app.structured.masks import MaskCrew
 from app.structured.matching import CompiledGrammar
 from app.structured.source import Source
-from app.structured.vetter import SHUTTING_DOWN, NotVetted, TookTooLong, Vetter
-from app.structured.vetting import STACK_BYTES, stand_back
+from app.structured.vetter import NotVetted, TookTooLong, Vetter
+from app.structured.vetting import STACK_BYTES
 from app.structured.vocabulary import Vocabulary
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar

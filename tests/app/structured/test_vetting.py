@@ -61,11 +61,11 @@ def test_a_grammar_is_not_blamed_for_a_process_that_was_killed(vetter):
 def test_what_takes_too_long_is_ended(vetter):
     assert works(vetter)
     pid = vetter.pid
-    vetter._timeout_s = 0.5
+    vetter.timeout_s = 0.5
     with pytest.raises(TookTooLong):
         vetter.vet("grammar", ENDLESS)
     assert not Path(f"/proc/{pid}").exists()
-    vetter._timeout_s = 60.0
+    vetter.timeout_s = 60.0
     assert works(vetter)
 
 
@@ -130,7 +130,7 @@ def test_it_holds_no_socket_of_the_server(vetter):
 def test_it_ends_with_its_input(vetter):
     """So also when the server was killed."""
     assert works(vetter)
-    process = vetter._process
+    process = vetter.child.process
     process.stdin.close()
     assert process.wait(60) == 0
 
