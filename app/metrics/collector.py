@@ -97,8 +97,8 @@ class Metrics(Collector):
         return self._requests.follow(submissions, self._subject.clock.now(), ending)
 
     def tell(self, listener: Listener) -> None:
-        """Let somebody hear of requests while they are measured."""
-        self._requests.listener = listener
+        """Let somebody more hear of requests while they are measured."""
+        self._requests.listeners.append(listener)
 
     def observe(self, outputs: Sequence[Output], stats: Stats) -> None:
         """Book one delivery of the engine."""

@@ -78,7 +78,7 @@ class RequestBook:
         self._requests: dict[int, Followed] = {}
         self._last_token: dict[Key, float | None] = {}
         self._busy_since = -inf
-        self.listener: Listener | None = None
+        self.listeners: list[Listener] = []
         self.ends: Counter[str] = Counter(dict.fromkeys((*ENDS, OTHER), 0))
         self._of_tenant: Counter[tuple[str, str]] = Counter()
         self._tokens: Counter[str] = Counter()
@@ -150,9 +150,9 @@ class RequestBook:
         self._requests.update((each.id, Followed(each)) for each in submissions)
         keys = [(each.id, index) for each in submissions for index in range(each.n)]
         self._last_token.update(dict.fromkeys(keys))
-        if self.listener is not None:
+        for listener in self.listeners:
             for submission in submissions:
-                self.listener.arrived(submission)
+                listener.arrived(submission)
         error: Exception | None = None
         try:
             yield
@@ -175,8 +175,8 @@ class RequestBook:
         gap = None if last is None else (at - last) / count
         if gap is not None:
             self.itl.observe(gap, count)
-        if self.listener is not None:
-            self.listener.came(request.submission, count, gap, at)
+        for listener in self.listeners:
+            listener.came(request.submission, count, gap, at)
         self._last_token[key] = request.last = at
         request.generated += count
         timing = output.timing
@@ -185,8 +185,8 @@ class RequestBook:
             request.first = min(request.first, at)
             self.queue.observe(timing.admitted - timing.arrival)
             self.ttft.observe(at - timing.arrival)
-            if self.listener is not None:
-                self.listener.began(request.submission, at - timing.arrival)
+            for listener in self.listeners:
+                listener.began(request.submission, at - timing.arrival)
 
     def served(self, submission: Submission, last_token_at: float, tokens: Sequence[int]) -> None:
         """Book a request that was served in full; tokens: of each of its answers."""
@@ -223,8 +223,8 @@ class RequestBook:
         met = None
         if outcome != ABORT:  # who left may have been served well or not
             met = self._judge(request, served=outcome == "served")
-        if self.listener is not None:
-            self.listener.over(submission, outcome, met)
+        for listener in self.listeners:
+            listener.over(submission, outcome, met)
 
     def _judge(self, request: Followed, *, served: bool) -> bool | None:
         """Compare what a request got with what its class is promised; None if that is nothing."""
