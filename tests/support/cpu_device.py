@@ -34,12 +34,14 @@ class CPUDevice:
 
     trace: names of what was asked for, in order: "upload", "pinned", "download", "wait", "record",
     "await" (an event), "capture", "replay", "synchronize". waits: how often the host waited.
-    memory: the (free, total) bytes that it claims.
+    reached: how many of them a GPU has certainly done. memory: the (free, total) bytes that it
+    claims.
     """
 
     def __init__(self, memory: tuple[int, int] = (8 * GIB, 8 * GIB)) -> None:
         self.torch_device = torch.device("cpu")
         self.trace: list[str] = []
+        self.reached = 0
         self.memory = memory
         self._handed_over: list[tuple[Tensor, Tensor]] = []
         self._capturing = False
@@ -86,7 +88,12 @@ class CPUDevice:
 
     def synchronize(self) -> None:
         self._note("synchronize")
+        self.reached = len(self.trace)
         self.check()
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether it is a pinned buffer that was handed over, and not on the device."""
+        return any(tensor is buffer for buffer, _ in self._handed_over)
 
     def check(self) -> None:
         """Raise Indiscipline if a pinned buffer is not what it was when it was handed over."""
@@ -116,14 +123,17 @@ class CPUEvent:
     device: CPUDevice
     recorded: int = 0
     awaited: int = 0
+    _place: int = 0
 
     def record(self) -> None:
         self.device._note("record")
         self.recorded += 1
+        self._place = len(self.device.trace)
 
     def synchronize(self) -> None:
         self.device._note("await")
         self.awaited += 1
+        self.device.reached = max(self.device.reached, self._place)
         self.device.check()
 
 
@@ -133,9 +143,11 @@ class CPUDownload:
     def __init__(self, device: CPUDevice, copied: Tensor) -> None:
         self._device = device
         self._copied = copied
+        self._place = len(device.trace)
 
     def wait(self) -> Tensor:
         self._device._note("wait")
+        self._device.reached = max(self._device.reached, self._place)
         return self._copied
 
 

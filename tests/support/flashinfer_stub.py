@@ -16,7 +16,8 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -187,9 +188,7 @@ class _Wrapper:
         if out is None:
             out = torch.empty_like(q)
         _require(out.shape == q.shape and out.dtype == q.dtype, "out is not like the queries")
-        for read in (q, keys, values, out, *self._tables):
-            read.detach()  # shown to whoever watches what a graph captures
-        with _disable_current_modes():
+        with kernel(q, keys, values, out, *self._tables):
             result = self._attention(plan, q, keys, values, k_scale or 1.0) * (v_scale or 1.0)
             out.copy_(torch.from_numpy(result).to(out.dtype))
         return out
@@ -218,7 +217,7 @@ class _Wrapper:
             kv_len = (len(pages) - 1) * plan.page_size + int(last_page_len[row])
             covered = min(kv_len, int(plan.kv_lens[row]))
             own = slice(end - plan.queries[row], end)
-            kv = [_gathered(pool, pages, covered) for pool in (keys, values)]
+            kv = [gathered(pool, pages, covered) for pool in (keys, values)]
             queries = q[own].double().numpy() * scale
             out[own] = attend(queries, kv[0], kv[1], kv_len, plan.window_left)
         return out
@@ -338,6 +337,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         return self._run(q, paged_kv_cache, out, k_scale, v_scale)
 
 
+@contextmanager
+def kernel(*touched: Tensor) -> Iterator[None]:
+    """Work of one kernel: whoever watches sees the memory that it touches, and not its steps."""
+    for tensor in touched:
+        tensor.detach()
+    with _disable_current_modes():
+        yield
+
+
 def attend(
     queries: np.ndarray, keys: np.ndarray, values: np.ndarray, kv_len: int, window_left: int
 ) -> np.ndarray:
@@ -362,7 +370,7 @@ def attend(
     return np.einsum("nkgt,tkd->nkgd", weights, values).reshape(n, heads, head_dim)
 
 
-def _gathered(pool: Tensor, pages: np.ndarray, tokens: int) -> np.ndarray:
+def gathered(pool: Tensor, pages: np.ndarray, tokens: int) -> np.ndarray:
     """The first tokens of these pages, in float64 [tokens, kv_heads, head_dim]."""
     return pool[torch.from_numpy(pages)].flatten(0, 1)[:tokens].double().numpy()
 

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from engine.backends.cuda.device import Device
 from engine.backends.cuda.split import PagedRows, Split, joined
-from engine.backends.cuda.wrappers import Buffers, Scales, Shape, Tables, Wrapper, WrapperMaker
+from engine.backends.cuda.wrappers import (
+    WORKSPACE_BYTES,
+    Buffers,
+    Scales,
+    Shape,
+    Tables,
+    Wrapper,
+    WrapperMaker,
+    bytes_needed,
+    multiprocessors,
+)
 
 LayerPools = Sequence[tuple[Tensor, Tensor]]
 """(keys, values) of each layer, [blocks, BLOCK, kv_heads, head_dim]."""
@@ -66,8 +76,9 @@ class FlashInferAttention:
 
     flashinfer: the module. heads: of the queries, whose type is `dtype`. windows: those of the
     layers, each once. most_rows: of the largest graph. scales: of a cache in float8_e4m3fn, None
-    for other caches. mixed: put all rows through the prefill wrapper, which computes the same and
-    is slower where steps are mixed; to compare with.
+    for other caches. workspace_bytes: for FlashInfer, which gets more where plans may need it.
+    mixed: put all rows through the prefill wrapper, which computes the same and is slower where
+    steps are mixed; to compare with.
     Raises ValueError for heads that do not share the KV heads evenly.
     """
 
@@ -82,6 +93,7 @@ class FlashInferAttention:
         windows: Collection[int | None] = (None,),
         most_rows: int = 512,
         scales: Scales | None = None,
+        workspace_bytes: int = WORKSPACE_BYTES,
         mixed: bool = False,
     ) -> None:
         keys = layers[0][0]
@@ -92,7 +104,9 @@ class FlashInferAttention:
         self._device, self._layers, self._windows = device, layers, windows
         self._mixed, self._most_rows = mixed, most_rows
         with device.active():
-            self._make = WrapperMaker(flashinfer, device, shape, scales, most_rows)
+            needed = bytes_needed(shape, most_rows, multiprocessors(device.torch_device))
+            room = max(workspace_bytes, needed)
+            self._make = WrapperMaker(flashinfer, device, shape, scales, room)
             self._buffers = Buffers(device.torch_device, most_rows)
             self._decodes = {window: self._make.decodes(window) for window in windows}
             self._chunks = {window: self._make.chunks(window) for window in windows}

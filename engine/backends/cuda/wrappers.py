@@ -19,14 +19,14 @@ from engine.backends.cuda.split import PagedRows
 from engine.batch import BLOCK
 
 WORKSPACE_BYTES: Final = 128 << 20
-"""What FlashInfer recommends for its workspace of floats; ours is no smaller."""
+"""What FlashInfer recommends for its workspace of floats."""
 
 MULTIPROCESSORS: Final = 132
 """Of an H200: for devices that do not say."""
 
-PREFILL_TILE: Final = 128
-DECODE_TILE: Final = 16
-"""Queries, counted once for each head of a group, in a tile: the most of fa2, and the least."""
+TILES: Final = 16, 64, 128
+"""Queries of a tile in fa2, counted once for each head of a group: the first that holds a row's, or
+the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +125,21 @@ class Wrapper:
 class WrapperMaker:
     """Makes wrappers that share one workspace, since the stream runs one kernel after the other.
 
-    flashinfer: the module. most_rows: of the largest graph.
+    flashinfer: the module. workspace_bytes: its size.
     """
 
     def __init__(
-        self, flashinfer: Any, device: Device, shape: Shape, scales: Scales | None, most_rows: int
+        self,
+        flashinfer: Any,
+        device: Device,
+        shape: Shape,
+        scales: Scales | None,
+        workspace_bytes: int,
     ) -> None:
         self._flashinfer, self._device, self._shape = flashinfer, device, shape
-        size = workspace_bytes(shape, most_rows, multiprocessors(device.torch_device))
-        self._workspace = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
+        self._workspace = torch.zeros(
+            workspace_bytes, dtype=torch.uint8, device=device.torch_device
+        )
         self._scales = {} if scales is None else {"k_scale": scales.keys, "v_scale": scales.values}
 
     def decodes(self, window: int | None, buffers: Mapping[str, Tensor] | None = None) -> Wrapper:
@@ -176,8 +182,8 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def workspace_bytes(shape: Shape, most_rows: int, processors: int) -> int:
-    """Bytes of floats that any plan may need.
+def bytes_needed(shape: Shape, most_rows: int, processors: int) -> int:
+    """Bytes of the workspace that a plan may need, where graphs have no more than `most_rows`.
 
     Where KV is split, a tile keeps a float32 vector and its weight for each query and head: 0.6.18
     for all queries of the tile, whatever the group. There are two tiles a multiprocessor at most,
@@ -186,10 +192,10 @@ def workspace_bytes(shape: Shape, most_rows: int, processors: int) -> int:
     """
     tiles = max(1, 2 * processors // shape.kv_heads)
     group = shape.heads // shape.kv_heads
-    decode_tile = DECODE_TILE if group <= DECODE_TILE else PREFILL_TILE
-    queries = max(tiles * PREFILL_TILE, max(tiles, most_rows) * decode_tile)
+    decode_tile = next((size for size in TILES if group <= size), TILES[-1])
+    queries = max(tiles * TILES[-1], max(tiles, most_rows) * decode_tile)
     alignment = 32
-    return max(WORKSPACE_BYTES, shape.heads * queries * (shape.head_dim + 1) * 4 + alignment)
+    return shape.heads * queries * (shape.head_dim + 1) * 4 + alignment
 
 
 def _decode_tables(tables: Tables) -> dict[str, Tensor]:

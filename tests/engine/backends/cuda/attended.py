@@ -85,7 +85,7 @@ def attended(
         device,
         list(zip(keys, values, strict=True)),
         KV_HEADS * group,
-        **{"dtype": torch.float32, "windows": windows, **options},
+        **{"dtype": torch.float32, "windows": windows, "workspace_bytes": 0, **options},
     )
     return Attended(device, flashinfer, attention, keys, values, group)
 

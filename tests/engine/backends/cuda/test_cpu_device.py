@@ -88,3 +88,32 @@ def test_nothing_is_uploaded_while_a_graph_is_captured(device):
 
     with pytest.raises(Indiscipline, match="upload"):
         device.capture(work)
+
+
+def test_what_was_asked_for_is_done_when_something_behind_it_was_awaited(device):
+    early, late = device.event(), device.event()
+    early.record()
+    device.upload(np.zeros(1))
+    late.record()
+    early.synchronize()
+    assert device.reached == 1
+    late.synchronize()
+    assert device.reached == 3
+    download = device.download(torch.zeros(1))
+    device.upload(np.zeros(1))
+    download.wait()
+    assert device.reached == device.trace.index("download") + 1
+    device.synchronize()
+    assert device.reached == len(device.trace)
+
+
+def test_an_event_that_was_never_recorded_says_nothing(device):
+    device.upload(np.zeros(1))
+    device.event().synchronize()
+    assert device.reached == 0
+
+
+def test_only_what_was_handed_over_as_pinned_is_pinned(device):
+    array = np.zeros(1, np.int32)
+    assert device.is_pinned(device.pinned(array))
+    assert not device.is_pinned(device.upload(array))

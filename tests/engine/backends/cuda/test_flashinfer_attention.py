@@ -12,7 +12,7 @@ from support.flashinfer_stub import Plan, flashinfer_stub
 
 from engine.backends.cuda.attention import FlashInferAttention
 from engine.backends.cuda.split import PagedRows, Split, split
-from engine.backends.cuda.wrappers import Scales, Shape, workspace_bytes
+from engine.backends.cuda.wrappers import WORKSPACE_BYTES, Scales, Shape, bytes_needed
 from engine.batch import BLOCK
 from tests.engine.backends.batches import Work, make_batch
 from tests.engine.backends.cuda.attended import (
@@ -219,6 +219,14 @@ def test_heads_that_do_not_share_kv_heads_evenly_are_refused():
         FlashInferAttention(flashinfer_stub(device), device, [(pool, pool)], 5)
 
 
+def test_the_workspace_is_as_large_as_flashinfer_recommends_and_zero():
+    house = attended(workspace_bytes=WORKSPACE_BYTES)
+    made = [call.kwargs for call in house.flashinfer.calls]
+    (workspace,) = {id(kwargs["float_workspace_buffer"]): kwargs for kwargs in made}.values()
+    assert workspace["float_workspace_buffer"].numel() == 128 << 20
+    assert not workspace["float_workspace_buffer"].any()
+
+
 SHAPES = {
     "SmolLM2-135M": (9, 3, 64),
     "Llama-3.2-1B": (32, 8, 64),
@@ -234,7 +242,7 @@ SHAPES = {
 @pytest.mark.parametrize("most_rows", [256, 512])
 def test_the_workspace_holds_whatever_is_planned(model: str, most_rows: int):
     shape = Shape(*SHAPES[model], torch.bfloat16, torch.bfloat16)
-    room = workspace_bytes(shape, most_rows, 132)
+    room = bytes_needed(shape, most_rows, 132)
     for rows in (1, 7, 64, most_rows):
         for count in (1, 20, 300, 2048):
             for kv_len in (1, 16, 3000, 100_000):

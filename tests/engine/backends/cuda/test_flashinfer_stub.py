@@ -27,7 +27,7 @@ class Desk:
         self.flashinfer = flashinfer_stub(self.device)
         self.event = self.device.event()
         self.wrapper = self.flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            float_workspace_buffer=torch.zeros(128 << 20, dtype=torch.uint8), backend="fa2"
+            float_workspace_buffer=torch.zeros(1 << 20, dtype=torch.uint8), backend="fa2"
         )
         rng = np.random.default_rng(0)
         shape = 2, 8, BLOCK, KV_HEADS, HEAD_DIM
@@ -229,7 +229,7 @@ def test_a_workspace_that_is_too_small_is_refused(desk):
     "changes", [{"backend": "auto"}, {"kv_layout": "HND"}, {"use_tensor_cores": False}]
 )
 def test_wrappers_of_other_modules_are_refused(desk: Desk, changes: dict[str, Any]):
-    workspace = torch.zeros(128 << 20, dtype=torch.uint8)
+    workspace = torch.zeros(1 << 20, dtype=torch.uint8)
     arguments = {"use_tensor_cores": True, "backend": "fa2", **changes}
     with pytest.raises(Refused):
         desk.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, **arguments)
