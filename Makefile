@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+FLASHINFER := 0.6.18.post1 0.7.4
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
@@ -38,7 +39,7 @@ check: $(VENV)/.dev ## format, lint, types, import directions
 test: $(VENV)/.dev weights ## the tests, two at a time (ARGS="-k name" for some of them)
 	$(BIN)/pytest --numprocesses 2 $(ARGS)
 
-test-all: $(VENV)/.clients weights ## the long tests that `make test` leaves out
+test-all: $(VENV)/.clients $(VENV)/.flashinfer weights ## the long tests that `make test` leaves out
 	$(BIN)/pytest -m "slow and not gpu" --numprocesses 2 --dist loadgroup $(ARGS)
 
 fuzz: $(VENV)/.clients native ## schemathesis against a simulated server (FUZZ_S=1200)
@@ -78,6 +79,15 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 $(VENV)/.clients: $(VENV)/.dev
 	$(BIN)/pip install --quiet -e '.[clients,deploy,load]'
+	@touch $@
+
+# Each version in a folder of its own: calls are held against them, and nothing of them is compiled.
+# Of what they depend on they import no more than this, and what `dev` has already.
+$(VENV)/.flashinfer: $(VENV)/.dev
+	for version in $(FLASHINFER); do \
+	  $(BIN)/pip install --quiet --no-deps --no-compile --upgrade --target $(VENV)/flashinfer/$$version \
+	    flashinfer-python==$$version apache-tvm-ffi==0.1.15.post2 nvidia-ml-py==13.615.71 || exit 1; \
+	done
 	@touch $@
 
 $(VENV)/.load: $(VENV)/.runtime

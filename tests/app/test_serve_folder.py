@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,26 @@ def test_memory_for_less_than_one_block_is_a_message_that_names_the_knob(folder:
         compose(config, Console(stderr=True))
     says = "2559 bytes do not hold one block of this model, 2560 bytes in int8"
     assert str(caught.value) == f"engine.kv_memory: {says}"
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "simulated"])
+def test_what_only_a_gpu_needs_is_not_imported_without_one(
+    folder: Path, tmp_path: Path, backend: str
+):
+    for name in ("flashinfer", "triton"):  # so that they are there, whatever is installed
+        (tmp_path / f"{name}.py").touch()
+    start = "import sys; sys.path.insert(0, sys.argv.pop(1)); from app.cli import main; main()"
+    # Says on stderr which modules are imported.
+    program = [sys.executable, "-X", "importtime", "-c", start, tmp_path]
+    options = ["--set", f"engine.backend={backend}", "--set", f"model.path={folder}"]
+    with serving(tmp_path, *CPU, *FLOAT32, *options, program=program) as one:
+        body = {"model": NAME, "prompt": "The quick fox", "max_tokens": 3, "ignore_eos": True}
+        reply = post(one.ready() + "/v1/completions", body)
+        assert reply["usage"]["completion_tokens"] == 3
+        one.process.send_signal(signal.SIGTERM)
+        assert one.wait() == 0
+    modules = {line.split("|")[-1].strip() for line in one.lines if "import time:" in line}
+    assert "engine.loop" in modules
+    packages = {module.split(".")[0] for module in modules}
+    assert packages.isdisjoint({"flashinfer", "triton"})
+    assert not any(module.startswith("engine.backends.cuda") for module in modules)

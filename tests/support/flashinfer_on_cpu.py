@@ -28,10 +28,11 @@ from engine.backends.cuda.split import padded, split
 from engine.backends.cuda.wrappers import Scales
 from engine.batch import BLOCK, Batch
 from support.cpu_device import CPUDevice
-from support.flashinfer_stub import attend
+from support.flashinfer_stub import attend, gathered, kernel
 from tests.engine.backends.cuda.attended import BLOCKS, DUMMY, batch_of, random_batch
 
 CAUSAL = 1
+SM_SCALE = 25
 KV_HEADS, HEADS = 2, 8
 
 DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
@@ -63,25 +64,24 @@ class Kernels:
         self.plans.append(args)
         return [len(self.plans) - 1]
 
+    def ragged_run(self, *args: Any) -> None:
+        """Looked up, never called."""
+        raise NotImplementedError
+
     def paged_run(self, *args: Any) -> None:
-        _, _, (plan,), q, keys, values, qo_indptr, kv_indptr, kv_indices, last = args[:10]
+        _, _, (plan,), q, keys, values, *tables = args[:10]
         out, _, mask_mode, _, window_left, _ = args[10:16]
-        sm_scale = args[25]
-        kv_lens = self.plans[plan][5]
-        for row in range(len(last)):
-            own = slice(int(qo_indptr[row]), int(qo_indptr[row + 1]))
-            assert mask_mode == CAUSAL or own.stop - own.start == 1
-            pages = kv_indices[kv_indptr[row] : kv_indptr[row + 1]]
-            kv_len = (len(pages) - 1) * BLOCK + int(last[row])
-            k, v = (
-                _gathered(pool, pages, min(kv_len, int(kv_lens[row]))) for pool in (keys, values)
-            )
-            queries = q[own].double().numpy() * sm_scale * math.sqrt(q.shape[-1])
-            out[own] = torch.from_numpy(attend(queries, k, v, kv_len, window_left)).to(out.dtype)
-
-
-def _gathered(pool: Tensor, pages: Tensor, tokens: int) -> np.ndarray:
-    return pool[pages.long()].flatten(0, 1)[:tokens].double().numpy()
+        with kernel(q, keys, values, out, *tables):
+            scaled = q.double() * args[SM_SCALE] * math.sqrt(q.shape[-1])
+            qo_indptr, kv_indptr, indices, last = (table.numpy() for table in tables)
+            for row, kv_planned in enumerate(self.plans[plan][5].tolist()):
+                own = slice(qo_indptr[row], qo_indptr[row + 1])
+                assert mask_mode == CAUSAL or own.stop - own.start == 1
+                pages = indices[kv_indptr[row] : kv_indptr[row + 1]].astype(np.int64)
+                kv_len = (len(pages) - 1) * BLOCK + int(last[row])
+                kv = [gathered(pool, pages, min(kv_len, kv_planned)) for pool in (keys, values)]
+                found = attend(scaled[own].numpy(), kv[0], kv[1], kv_len, window_left)
+                out[own] = torch.from_numpy(found).to(out.dtype)
 
 
 def bound(flashinfer: Any, call: dict[str, Any]) -> str:
