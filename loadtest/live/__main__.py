@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import orjson
@@ -23,6 +23,9 @@ from loadtest.programs import origin, run
 from loadtest.progress import bar
 from loadtest.reports import write
 from loadtest.traces.offer import Offer, in_words
+
+INTERRUPTED_EXIT_CODE: Final = 130
+"""What shells say of a command that Ctrl-C ended."""
 
 
 @click.command()
@@ -74,7 +77,8 @@ def live(
     random token ids of the wanted lengths; where a trace names their content, the same names are
     the same tokens. Answers are as long as the trace says (ignore_eos).
 
-    Exits with 1 if a request failed or was refused.
+    Exits with 1 if a request failed or was refused, and with 130 if it was interrupted; what has
+    ended by then is reported all the same.
 
     \b
     Examples:
@@ -95,6 +99,11 @@ def live(
         records.write_bytes(b"".join(orjson.dumps(jsonable(r)) + b"\n" for r in found.requests))
     if html is not None:
         _write_report(html, found, figures)
+    if found.interrupted:
+        click.echo(
+            f"Interrupted: {len(found.requests)} of {found.due} requests had ended.", err=True
+        )
+        sys.exit(INTERRUPTED_EXIT_CODE)
     sys.exit(1 if figures["errors"] else 0)
 
 

@@ -26,7 +26,7 @@ class LiveRecord:
     counts them. queue_s: from arrival at the server to admission, by the server's word, if it says
     so (`api.per_request_metrics`). error: the code of the error, None if all went well: the
     server's, http_STATUS, connection, connection_lost, timeout, cut_short (no end of the stream),
-    too_few_tokens, invalid_event. arm: `x-ab-arm` of the reply.
+    too_few_tokens, invalid_event. arm: `x-ab-arm` of the reply. ended: whether it did, well or not.
     """
 
     arrival: Arrival
@@ -39,6 +39,7 @@ class LiveRecord:
     status: int = 0
     error: str | None = None
     arm: str | None = None
+    ended: bool = False
 
     @property
     def lag(self) -> float:
@@ -52,6 +53,7 @@ class LiveRecord:
 
     def note(self, stream: Stream) -> None:
         """Take in what the server said of tokens and times, and whether the stream ended well."""
+        self.ended = True
         usage = stream.usage
         self.prompt_tokens = usage.get("prompt_tokens", 0)
         self.output_tokens = usage.get("completion_tokens", len(stream.chunk_times))
@@ -101,7 +103,8 @@ class LiveRecord:
 class LiveRun:
     """A run against a server: its requests in order of arrival, and looks at the server meanwhile.
 
-    targets: by class. url, model: who answered.
+    targets: by class. url, model: who answered. due: how many requests there were to be; 0 where
+    nobody knows. It is more than there are if the run was interrupted.
     """
 
     requests: Sequence[LiveRecord]
@@ -109,6 +112,11 @@ class LiveRun:
     url: str
     model: str
     targets: Mapping[str, Targets] = field(default_factory=dict)
+    due: int = 0
+
+    @property
+    def interrupted(self) -> bool:
+        return len(self.requests) < self.due
 
     def records(self, *, since_sent: bool = False) -> list[Record]:
         """The requests as the simulation has them; see `LiveRecord.as_simulated`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,10 +67,17 @@ def replay_live(
 
     arrivals: in order of arrival, `at` in seconds from the start. tick: called once for every
     request that has ended. Raises LiveError if the server cannot be asked at all; what happens to
-    single requests is in their records.
+    single requests is in their records. Ctrl-C ends it early, with the requests that have ended.
     """
+
+    async def until_interrupted() -> LiveRun:
+        enough = asyncio.Event()
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # another thread
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, enough.set)
+        return await play(url, arrivals, settings, tick, enough)
+
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(play(url, arrivals, settings, tick))
+        return runner.run(until_interrupted())
 
 
 async def play(
@@ -77,16 +85,17 @@ async def play(
     arrivals: Sequence[Arrival],
     settings: Settings = USUAL,
     tick: Callable[[], None] = lambda: None,
+    enough: asyncio.Event | None = None,
 ) -> LiveRun:
-    """`replay_live` on a loop that runs already."""
+    """`replay_live` on a loop that runs already. enough: ends it early once it is set."""
     client = _client(url)
     try:
         model, words = await _introduced(client, settings)
         player = _Player(client, model, Prompts(words, settings.seed), settings, tick)
-        requests = await player.play(arrivals)
+        requests = await player.play(arrivals, enough or asyncio.Event())
     finally:
         client.close()
-    return LiveRun(requests, player.looks, url, model, _targets(arrivals, settings))
+    return LiveRun(requests, player.looks, url, model, _targets(arrivals, settings), len(arrivals))
 
 
 def _targets(arrivals: Sequence[Arrival], settings: Settings) -> dict[str, Targets]:
@@ -161,24 +170,34 @@ class _Player:
         self._start = 0.0
         self.looks: list[Look] = []
 
-    async def play(self, due: Sequence[Arrival]) -> list[LiveRecord]:
-        """Send all when they are due, and wait until the last has ended."""
+    async def play(self, due: Sequence[Arrival], enough: asyncio.Event) -> list[LiveRecord]:
+        """Send all when they are due, and wait until the last has ended, or it is enough.
+
+        Returns those that have ended.
+        """
         records = [LiveRecord(arrival) for arrival in due]
         self._start = time.perf_counter() + AHEAD_S
         looking = asyncio.ensure_future(self._look_now_and_then())
+        sending = asyncio.ensure_future(self._send(records))
+        stopping = asyncio.ensure_future(enough.wait())
         try:
-            async with asyncio.TaskGroup() as group:
-                for number, record in enumerate(records):
-                    await self._sleep_until(record.arrival.at - AHEAD_S)
-                    body = self._body(number, record.arrival)
-                    group.create_task(self._request(record, body))
+            await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await looking
+            for task in (looking, sending, stopping):
+                task.cancel()
+            await asyncio.wait((looking, sending, stopping))
+        if not sending.cancelled():
+            sending.result()
         if self._settings.look_s:
             await self._look()
-        return records
+        return [record for record in records if record.ended]
+
+    async def _send(self, records: Sequence[LiveRecord]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, record in enumerate(records):
+                await self._sleep_until(record.arrival.at - AHEAD_S)
+                body = self._body(number, record.arrival)
+                group.create_task(self._request(record, body))
 
     async def _request(self, record: LiveRecord, body: bytes) -> None:
         """One request, when it is due; whatever happens to it is noted."""

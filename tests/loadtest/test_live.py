@@ -66,6 +66,26 @@ async def test_nobody_waits_for_an_answer_before_the_next_is_sent():
     assert run.errors() == {}
 
 
+async def test_a_run_that_is_interrupted_tells_of_those_that_have_ended():
+    """Whoever is cut off is in nobody's figures, and nothing is left of it at the server."""
+    enough, ticks = asyncio.Event(), []
+    far = [*arrivals(3), Arrival(0.05, 20, 100_000), Arrival(3600.0, 5, 2)]
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) == 3:
+            enough.set()
+
+    stuck = threading.Event()
+    async with serving(hooks={60: lambda batch: stuck.wait(60)}) as house:
+        run = await play(house.url, far, tick=tick, enough=enough)
+        stuck.set()
+        await house.idle()
+    assert [request.arrival for request in run.requests] == far[:3]
+    assert run.interrupted
+    assert report(run)["completed"] == 3
+
+
 def test_latency_counts_from_when_a_request_was_due():
     late = LiveRecord(Arrival(1.0, 5, 2), sent_at=3.0, chunk_times=array("d", [4.0, 5.0]))
     late.output_tokens = 2
@@ -184,6 +204,7 @@ def test_the_figures_have_the_names_that_a_simulated_run_has():
         request.output_tokens = request.arrival.output_tokens
     live = report(LiveRun(requests, [], "url", "model"))
     of_the_engine = {"forced_admissions", "policy_faults", "prediction_error", "steps"}
+    of_the_engine |= {"queue_seconds"}
     assert set(simulated) - set(live) == of_the_engine
 
 
