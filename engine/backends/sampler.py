@@ -20,7 +20,7 @@ the batch, on the row, or on what was drawn before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -29,9 +29,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.backends.edits import (
+    Edits,
+    adjusts,
+    allowed_words,
+    apply,
+    cells,
+    edits_logits,
+    edits_of,
+    is_greedy,
+    limited,
+)
 from engine.controls import (
     Candidate,
-    RowControls,
     Sampled,
     SampleRow,
     ScoredRow,
@@ -85,17 +95,19 @@ def sample(
     _fault(best.isfinite(), "the model computed NaN or infinite logits")
     if best_allowed is not None:
         _look_under_masks(logits, rows, best, tokens, best_allowed)
-        editing = [i for i, row in enumerate(rows) if _adjusts(row.controls)]
+        editing = [i for i, row in enumerate(rows) if adjusts(row.controls)]
     else:
         known = tokens.tolist()
-        editing = [i for i, row in enumerate(rows) if _edits(row) and not _is_best(row, known[i])]
+        editing = [
+            i for i, row in enumerate(rows) if edits_logits(row) and not _is_best(row, known[i])
+        ]
     edited = logits[editing]  # copies of these rows alone
     if editing:
         _edit(edited, [rows[i] for i in editing])
         best[editing], tokens[editing] = edited.max(dim=-1)
         _fault(best.isfinite(), "the sampling controls forbid every token")
     places = {i: place for place, i in enumerate(editing)}
-    drawn = [i for i, row in enumerate(rows) if not _is_greedy(row.controls)]
+    drawn = [i for i, row in enumerate(rows) if not is_greedy(row.controls)]
     for values, at in (
         (logits, {i: i for i in drawn if i not in places}),
         (edited, {i: places[i] for i in drawn if i in places}),
@@ -136,10 +148,6 @@ def _splitmix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _is_greedy(controls: RowControls) -> bool:
-    return controls.temperature == 0 or controls.top_k == 1
-
-
 def _fault(healthy: Tensor, reason: str) -> None:
     if not healthy.all():
         raise RowFault((~healthy).nonzero().flatten().tolist(), reason)
@@ -151,26 +159,7 @@ def _fault(healthy: Tensor, reason: str) -> None:
 def _edit(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Apply masks, bias and penalties to the logits, in place."""
     _keep_allowed(logits, rows)
-    _forbid(logits, rows)
-    _add_bias(logits, rows)
-    _penalise_known(logits, rows)
-    _penalise_generated(logits, rows)
-
-
-def _edits(row: SampleRow) -> bool:
-    return row.mask is not None or _adjusts(row.controls)
-
-
-def _adjusts(controls: RowControls) -> bool:
-    return bool(
-        controls.logit_bias
-        or controls.allowed_ids is not None
-        or controls.bad_words
-        or controls.min_tokens
-        or controls.repetition_penalty != 1
-        or controls.frequency_penalty != 0
-        or controls.presence_penalty != 0
-    )
+    apply(logits, Edits(*map(torch.from_numpy, edits_of(rows, logits.shape[1]))))
 
 
 def _look_under_masks(
@@ -182,7 +171,7 @@ def _look_under_masks(
     at = [
         i
         for i, row in enumerate(rows)
-        if row.mask is not None and not (_adjusts(row.controls) or allows(row.mask, known[i]))
+        if row.mask is not None and not (adjusts(row.controls) or allows(row.mask, known[i]))
     ]
     if at:
         found = find(logits, at, [rows[i] for i in at])
@@ -193,109 +182,27 @@ def _look_under_masks(
 
 def _is_best(row: SampleRow, best: int) -> bool:
     """Whether a greedy row that nothing but a mask edits takes the best of all tokens."""
-    if row.mask is None or not _is_greedy(row.controls) or _adjusts(row.controls):
+    if row.mask is None or not is_greedy(row.controls) or adjusts(row.controls):
         return False
     return allows(row.mask, best)
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Forbid what a row's mask or its allowed_ids leave out."""
-    limited = [
-        i
-        for i, row in enumerate(rows)
-        if row.mask is not None or row.controls.allowed_ids is not None
-    ]
-    if limited:
-        forbidden = torch.from_numpy(~_allowed([rows[i] for i in limited], logits.shape[1]))
-        if len(limited) == len(rows):
+    at = limited(rows)
+    if at:
+        forbidden = torch.from_numpy(~_allowed([rows[i] for i in at], logits.shape[1]))
+        if len(at) == len(rows):
             logits.masked_fill_(forbidden, -torch.inf)
         else:
-            logits[limited] = logits[limited].masked_fill_(forbidden, -torch.inf)
+            logits[at] = logits[at].masked_fill_(forbidden, -torch.inf)
 
 
 def _allowed(rows: Sequence[SampleRow], vocab: int) -> npt.NDArray[np.bool_]:
     """Which tokens [rows, vocab] both the mask and the allowed_ids of a row let through."""
-    words = np.full((len(rows), -(-vocab // 32)), 0xFFFF_FFFF, dtype="<u4")
-    for packed, row in zip(words, rows, strict=True):
-        if row.mask is not None:
-            known = min(len(row.mask), len(packed))
-            packed[:known] = row.mask[:known]
-            packed[known:] = 0
+    words = allowed_words(rows, vocab)
     bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab, bitorder="little")
-    allowed = bits.view(np.bool_)
-    for mine, row in zip(allowed, rows, strict=True):
-        if row.controls.allowed_ids is not None:
-            listed = np.zeros(vocab, dtype=np.bool_)
-            listed[list(row.controls.allowed_ids)] = True
-            mine &= listed
-    return allowed
-
-
-def _forbid(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    pairs = [(i, token) for i, row in enumerate(rows) for token in _forbidden(row)]
-    if pairs:
-        row_ids, tokens = zip(*pairs, strict=True)
-        logits[list(row_ids), list(tokens)] = -torch.inf
-
-
-def _forbidden(row: SampleRow) -> list[int]:
-    """Tokens that would complete a bad word or end the sequence too early."""
-    controls, tokens = row.controls, row.tokens
-    forbidden = [
-        word[-1]
-        for word in controls.bad_words
-        if list(tokens[len(tokens) - len(word) + 1 :]) == list(word[:-1])
-    ]
-    if len(tokens) - row.prompt_length < controls.min_tokens:
-        forbidden += controls.stop_ids | controls.eos_ids
-    return forbidden
-
-
-def _add_bias(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    entries = [
-        (i, token, bias)
-        for i, row in enumerate(rows)
-        for token, bias in row.controls.logit_bias.items()
-    ]
-    if entries:
-        row_ids, tokens, biases = zip(*entries, strict=True)
-        logits[list(row_ids), list(tokens)] += torch.tensor(biases, dtype=logits.dtype)
-
-
-def _penalise_known(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """repetition_penalty: each token of prompt or output becomes less likely, once."""
-    by = np.array([row.controls.repetition_penalty for row in rows])
-    if (by != 1).any():
-        penalised = np.flatnonzero(by != 1).tolist()
-        at, tokens, _ = _occurrences({i: rows[i].tokens for i in penalised})
-        penalty = torch.from_numpy(by)[at].to(logits.dtype)
-        before = logits[at, tokens]
-        logits[at, tokens] = torch.where(before > 0, before / penalty, before * penalty)
-
-
-def _penalise_generated(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """frequency_penalty each time, and presence_penalty once, for each generated token."""
-    controls = [row.controls for row in rows]
-    by = np.array([(c.frequency_penalty, c.presence_penalty) for c in controls])
-    if by.any():
-        penalised = np.flatnonzero(by.any(axis=1)).tolist()
-        at, tokens, counts = _occurrences(
-            {i: rows[i].tokens[rows[i].prompt_length :] for i in penalised}
-        )
-        each, once = torch.from_numpy(by)[at].unbind(dim=1)
-        logits[at, tokens] -= (each * counts + once).to(logits.dtype)
-
-
-def _occurrences(histories: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Each different (row, token) of the rows' histories, and how often it is there."""
-    # The row above, the token below: no id, however wrong, reaches into another row.
-    keys = [
-        np.asarray(tokens, dtype=np.int64) & 0xFFFF_FFFF | i << 32
-        for i, tokens in histories.items()
-    ]
-    found, counts = np.unique(np.concatenate(keys), return_counts=True)
-    at, tokens = found >> 32, found & 0xFFFF_FFFF
-    return torch.from_numpy(at), torch.from_numpy(tokens), torch.from_numpy(counts)
+    return bits.view(np.bool_)
 
 
 # ── after temperature ─────────────────────────────────────────────────────────────────────────
@@ -444,28 +351,28 @@ def _candidates(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, list[Can
     ids = torch.cat([scores.topk(count).indices, _going_on(scores, asking).topk(count).indices], 1)
     found = zip(ids.tolist(), *(x.gather(1, ids).tolist() for x in (scores, raw)), strict=True)
     return {
-        i: _best_of_both(row.controls.beams, [Candidate(*each) for each in zip(*one, strict=True)])
+        i: best_of_both(row.controls.beams, [Candidate(*each) for each in zip(*one, strict=True)])
         for i, row, one in zip(index, asking, found, strict=True)
     }
 
 
 def _going_on(scores: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """The scores without tokens that end the sequence."""
-    pairs = [
-        (i, token)
-        for i, row in enumerate(rows)
-        for token in row.controls.ending_ids
-        if token < scores.shape[1]
-    ]
-    if not pairs:
+    ending = ending_cells(rows, scores.shape[1])
+    if not len(ending):
         return scores
-    row_ids, tokens = zip(*pairs, strict=True)
     scores = scores.clone()
-    scores[list(row_ids), list(tokens)] = -torch.inf
+    scores.view(-1).index_fill_(0, torch.from_numpy(ending), -torch.inf)
     return scores
 
 
-def _best_of_both(count: int, candidates: list[Candidate]) -> list[Candidate]:
+def ending_cells(rows: Sequence[SampleRow], vocab: int) -> npt.NDArray[np.int64]:
+    """The cells (see `edits`) of tokens that end the rows' sequences."""
+    ending = enumerate(row.controls.ending_ids for row in rows)
+    return cells(((i, token) for i, ids in ending for token in ids if token < vocab), vocab)
+
+
+def best_of_both(count: int, candidates: list[Candidate]) -> list[Candidate]:
     """The first `count` of both halves, once each, best first, without what is forbidden."""
     half = len(candidates) // 2
     either = dict.fromkeys(candidates[:count] + candidates[half : half + count])
