@@ -49,3 +49,23 @@ class TooMuchMemory(UnfitMemory):
 
 class ModelError(ConfigurationError):
     """A model file that cannot be served; the message names what is missing or wrong."""
+
+
+class UnfitShards(ConfigurationError):
+    """A model that cannot be dealt to as many ranks as there are."""
+
+
+class GroupLost(Exception):
+    """The processes that compute one model cannot go on together; `rank` is why.
+
+    Raised in every step from then on: nobody can take the place of a rank.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}")
+        self.rank = rank
+        self.reason = reason
+
+
+class CollectiveFailed(Exception):
+    """Something that ranks do together did not come about: one of the others is gone or late."""

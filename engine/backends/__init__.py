@@ -10,9 +10,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.backends.base import Backend, StepTimes
 from engine.capacity import Roofline
+
+if TYPE_CHECKING:
+    from engine.backends.parallel.follower import Follower
+    from engine.backends.parallel.followers import Followers
+    from engine.backends.parallel.place import Place
+    from engine.backends.parallel.wanted import Wanted
 
 SPINS = 20_000
 """How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
@@ -25,7 +32,8 @@ class LoadedModel:
 
     context_length: tokens it was trained for. threads: that compute a step; None where nothing is
     computed. native: the instruction set of the native library, None where it does not compute.
-    times: where the last step's time went, None where nobody measures it.
+    times: where the last step's time went, None where nobody measures it. followers: the other
+    processes that compute each step, None where there are none.
     """
 
     backend: Backend
@@ -34,6 +42,7 @@ class LoadedModel:
     threads: int | None = None
     native: str | None = None
     times: Callable[[], StepTimes] | None = None
+    followers: Followers | None = None
 
 
 def load_on_cpu(
@@ -78,6 +87,29 @@ def load_on_cpu(
         native=runner.native,
         times=runner.times if runner.native else None,
     )
+
+
+def lead(place: Place, wanted: Wanted) -> LoadedModel:
+    """Load a model onto several processes, of which this is rank 0; see `parallel.loading`."""
+    spin_less()
+    from engine.backends.parallel import loading
+
+    led = loading.lead(place, wanted)
+    return LoadedModel(
+        led.backend,
+        led.config.context_length,
+        led.config.vocab,
+        threads=led.backend.runner.threads,
+        followers=led.followers,
+    )
+
+
+def follow(place: Place, wanted: Wanted) -> Follower:
+    """Load another rank's shard, ready to follow rank 0; see `parallel.loading`."""
+    spin_less()
+    from engine.backends.parallel import loading
+
+    return loading.follow(place, wanted)
 
 
 def int8_weight_bits(path: Path) -> int:

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from engine.backends.kv_cache import BlockStore
-from engine.backends.memory import auto_kv_bytes, usable_memory
+from engine.backends.memory import auto_kv_bytes, fitting_blocks
 from engine.backends.quantised_files import Calibration, quantised_weights
 from engine.backends.runners import Logits, ModelRunner, NativeRunner, TorchRunner
 from engine.backends.sampler import sample, score
-from engine.batch import BLOCK, Batch, Int32
-from engine.capacity import KV_DTYPES
+from engine.batch import Batch, Int32
 from engine.controls import Sampled, SampleRow
-from engine.errors import RowFault, TooLittleMemory, TooMuchMemory
+from engine.errors import RowFault
 from engine.models.config import ModelConfig
 from engine.models.files import load_weights, read_config
 from engine.models.weights import Weights
@@ -46,18 +45,9 @@ def create(
     config = read_config(path)
     kv_dtype = kv_dtype or dtype
     memory = auto_kv_bytes() if kv_memory_bytes is None else kv_memory_bytes
-    block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
-    if memory < block_bytes:
-        raise TooLittleMemory("kv_memory", memory, block_bytes, kv_dtype)
-    if 0 < offload_memory_bytes < block_bytes:
-        raise TooLittleMemory("offload_memory", offload_memory_bytes, block_bytes, kv_dtype)
-    usable = usable_memory()
-    for knob, size in (("kv_memory", memory), ("offload_memory", offload_memory_bytes)):
-        if size > usable:
-            raise TooMuchMemory(knob, size, usable)
+    blocks, host_blocks = fitting_blocks(config, kv_dtype, memory, offload_memory_bytes)
     if threads is not None:
         torch.set_num_threads(threads)
-    blocks, host_blocks = memory // block_bytes, offload_memory_bytes // block_bytes
     if dtype == "float32":
         return on_torch(load_weights(path, config), config, blocks, kv_dtype, host_blocks)
     library = native_library(config)

@@ -6,6 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.batch import BLOCK
+from engine.capacity import KV_DTYPES
+from engine.errors import TooLittleMemory, TooMuchMemory
+from engine.models.config import ModelConfig
+
 MAX_AUTO_KV_BYTES = 2 << 30
 
 
@@ -22,6 +27,25 @@ def usable_memory(root: Path = Path("/")) -> int:
     """
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *_cgroup_limits(root)])
+
+
+def fitting_blocks(
+    config: ModelConfig, kv_dtype: str, kv_memory_bytes: int, offload_memory_bytes: int
+) -> tuple[int, int]:
+    """How many KV blocks of this model, kept as `kv_dtype`, the two memories hold.
+
+    Raises UnfitMemory if one of them does not hold one block, or is more than this process may use.
+    """
+    block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[kv_dtype])
+    if kv_memory_bytes < block_bytes:
+        raise TooLittleMemory("kv_memory", kv_memory_bytes, block_bytes, kv_dtype)
+    if 0 < offload_memory_bytes < block_bytes:
+        raise TooLittleMemory("offload_memory", offload_memory_bytes, block_bytes, kv_dtype)
+    usable = usable_memory()
+    for knob, size in (("kv_memory", kv_memory_bytes), ("offload_memory", offload_memory_bytes)):
+        if size > usable:
+            raise TooMuchMemory(knob, size, usable)
+    return kv_memory_bytes // block_bytes, offload_memory_bytes // block_bytes
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:

@@ -10,7 +10,7 @@ from engine.models.config import ModelConfig
 from engine.models.shapes import ModelPath
 
 if TYPE_CHECKING:
-    from engine.models.weights import Keep, Weights
+    from engine.models.weights import Cut, Keep, Weights
 
 
 def read_config(path: ModelPath) -> ModelConfig:
@@ -22,12 +22,15 @@ def read_config(path: ModelPath) -> ModelConfig:
     return hugging_face.read_config(path) if path.is_dir() else gguf.read_config(path)
 
 
-def load_weights(path: ModelPath, config: ModelConfig, keep: Keep | None = None) -> Weights:
+def load_weights(
+    path: ModelPath, config: ModelConfig, keep: Keep | None = None, cut: Cut | None = None
+) -> Weights:
     """The weights of the model at `path`, whose configuration is `config`, as float32 tensors.
 
-    keep: what the matrices of its layers are kept as; None: as they are.
+    keep: what the matrices of its layers are kept as; None: as they are. cut: what is kept of each
+    tensor; None: all.
     """
     path = Path(path)
     if path.is_dir():
-        return hugging_face.load_weights(path, config, keep)
-    return gguf.load_weights(path, config, keep)
+        return hugging_face.load_weights(path, config, keep, cut)
+    return gguf.load_weights(path, config, keep, cut)

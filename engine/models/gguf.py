@@ -29,7 +29,7 @@ from engine.models.gguf_file import Metadata, Reader, open_gguf
 from engine.models.shapes import ModelPath, Shape, check_config, check_shapes, expected_shapes
 
 if TYPE_CHECKING:
-    from engine.models.weights import Keep, Weights
+    from engine.models.weights import Cut, Keep, Weights
 
 Float32 = npt.NDArray[np.float32]
 
@@ -76,14 +76,16 @@ def read_config(path: ModelPath) -> ModelConfig:
     return config
 
 
-def load_weights(path: ModelPath, config: ModelConfig, keep: Keep | None = None) -> Weights:
+def load_weights(
+    path: ModelPath, config: ModelConfig, keep: Keep | None = None, cut: Cut | None = None
+) -> Weights:
     """The weights in `path`, a file of this configuration, dequantised to float32 one by one."""
     import torch
 
     from engine.models.weights import assemble
 
     tensors = Tensors(path, config)
-    return assemble(config, lambda name: torch.from_numpy(tensors[name]), keep)
+    return assemble(config, lambda name: torch.from_numpy(tensors[name]), keep, cut)
 
 
 class Tensors(Mapping[str, Float32]):

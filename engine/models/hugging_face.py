@@ -26,7 +26,7 @@ from engine.models.safetensors_folder import SafetensorsFolder
 from engine.models.shapes import check_config, check_shapes, expected_shapes
 
 if TYPE_CHECKING:
-    from engine.models.weights import Keep, Weights
+    from engine.models.weights import Cut, Keep, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,14 @@ def read_config(folder: Path) -> ModelConfig:
     return _open(folder)[0]
 
 
-def load_weights(folder: Path, config: ModelConfig, keep: Keep | None = None) -> Weights:
+def load_weights(
+    folder: Path, config: ModelConfig, keep: Keep | None = None, cut: Cut | None = None
+) -> Weights:
     """The weights in `folder`, a model of this configuration, as float32 tensors."""
     from engine.models.weights import assemble
 
     tensors = SafetensorsFolder(folder)
-    return assemble(config, lambda name: tensors.load(file_name(name)), keep)
+    return assemble(config, lambda name: tensors.load(file_name(name)), keep, cut)
 
 
 def _open(folder: Path) -> tuple[ModelConfig, SafetensorsFolder]:

@@ -46,14 +46,23 @@ class Weights:
 Keep: TypeAlias = Callable[[Callable[[], Tensor]], Matrix]
 """What a layer's matrix is kept as, from how to make it in float32."""
 
+Cut: TypeAlias = Callable[[str, Tensor], Tensor]
+"""What is kept of a tensor, from its name and all of it."""
+
 
 def assemble(
-    config: ModelConfig, load: Callable[[str], Tensor], keep: Keep | None = None
+    config: ModelConfig,
+    load: Callable[[str], Tensor],
+    keep: Keep | None = None,
+    cut: Cut | None = None,
 ) -> Weights:
     """The weights of a model whose tensors `load` gives, by the names of `engine.models.shapes`.
 
-    keep: what the matrices of its layers are kept as; None: in float32, made at once.
+    keep: what the matrices of its layers are kept as; None: in float32, made at once. cut: what is
+    kept of each tensor; None: all.
     """
+    if cut is not None:
+        load = _cutting(load, cut)
     embedding = load("token_embd.weight")
     return Weights(
         embedding=embedding,
@@ -61,6 +70,10 @@ def assemble(
         norm=load("output_norm.weight"),
         head=embedding if config.tied_head else load("output.weight"),
     )
+
+
+def _cutting(load: Callable[[str], Tensor], cut: Cut) -> Callable[[str], Tensor]:
+    return lambda name: cut(name, load(name))
 
 
 def _layer(

@@ -1,0 +1,201 @@
+"""Engines whose backend is dealt to several ranks: what they say, and what becomes of a fault."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.engines import Harness
+from support.float_parity import Ask, differences, said
+from support.ranks import HANG_S, Gate, Ranks, ranks
+
+from engine.backends.cpu import on_torch
+from engine.backends.parallel.wire import Kind
+from engine.backends.runners import ModelRunner
+from engine.controls import RowControls
+from engine.errors import CollectiveFailed, GroupLost
+from engine.models.files import load_weights, read_config
+from engine.outputs import FailureKind, FinishReason
+from tests.engine.backends.batches import Work, make_batch
+from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
+
+SOON = 1.0
+"""Seconds: gloo notices at once that a process has ended, but not that a thread has."""
+
+STEP = make_batch([Work([0], 0, [1, 2, 3])])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    write_gguf(path, random_tensors())
+    yield path
+    torch.set_num_threads(before)
+
+
+ASKS = [
+    Ask(
+        np.random.default_rng(number).integers(0, CONFIG.vocab, 9 + 7 * number).tolist(),
+        20 + number,
+        RowControls(temperature=0.0, logprobs=2)
+        if number % 2
+        else RowControls(seed=number, temperature=0.8, repetition_penalty=1.1, logprobs=2),
+    )
+    for number in range(6)
+]
+
+
+def answers(backend: Any, blocks: int, depth: int = 0, n: int = 1) -> list:
+    harness = Harness(backend=backend, blocks=blocks, budget=24, depth=depth, model_len=128)
+    asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls, n=n) for ask in ASKS]
+    harness.run()
+    return [said(harness, request) for request in asked]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("blocks", "host_blocks", "n"), [(64, 0, 1), (9, 0, 1), (9, 8, 1), (64, 0, 3)]
+)
+def test_answers_are_those_of_one_process_whatever_moves(path, depth, blocks, host_blocks, n):
+    """In few blocks requests are preempted, and offloaded where there is room; siblings copy."""
+    config = read_config(path)
+    single = on_torch(load_weights(path, config), config, 64)
+    expected = answers(single, 64, n=n)
+    with ranks(path, 2, blocks, host_blocks=host_blocks) as both:
+        found = answers(both.backend, blocks, depth, n)
+    parted = differences(ASKS, expected, found)
+    assert parted["drawn"] <= 1
+
+
+def test_followers_end_with_rank_0(path):
+    with ranks(path, 4, 8) as four:
+        pass
+    assert [future.result(HANG_S) for future in four.ended.values()] == [None] * 3
+    assert four.followers.lost is None
+
+
+class Broken(Gate):
+    """Fails before anything is computed."""
+
+    def run(self, *step: Any) -> Any:
+        raise ArithmeticError("a bit has flipped")
+
+
+def broken(which: int):
+    def runner(rank: int, runner: ModelRunner) -> Any:
+        return Broken(runner) if rank == which else runner
+
+    return runner
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_follower_that_raises_is_named_with_its_last_words(path, world: int):
+    with ranks(path, world, 8, runner=broken(1), timeout_s=SOON) as some:
+        with pytest.raises(GroupLost, match=r"rank 1 cannot go on: ArithmeticError.'a bit has"):
+            some.backend.submit(STEP)
+        with pytest.raises(ArithmeticError):
+            some.ended[1].result(HANG_S)
+        with pytest.raises(GroupLost, match="rank 1"):  # and nothing is computed any more
+            some.backend.submit(STEP)
+
+
+def test_rank_0_that_raises_ends_the_others(path):
+    with ranks(path, 2, 8, runner=broken(0), timeout_s=SOON) as both:
+        with pytest.raises(GroupLost, match="rank 0 cannot go on: ArithmeticError"):
+            both.backend.submit(STEP)
+        with pytest.raises((GroupLost, CollectiveFailed)):
+            both.ended[1].result(HANG_S)
+
+
+def hung_up(both: Ranks) -> None:
+    """What the kernel does for a process that is killed."""
+    both.ends[1].close()
+
+
+def test_a_follower_that_goes_while_nothing_is_computed_is_noticed_at_once(path):
+    told = threading.Event()
+    with ranks(path, 2, 8) as both:
+        both.followers.when_one_leaves(told.set)
+        hung_up(both)
+        assert told.wait(HANG_S)
+        assert str(both.followers.lost) == "rank 1 has ended without a word"
+        with pytest.raises(GroupLost, match="rank 1 has ended without a word"):
+            both.backend.submit(STEP)
+
+
+def test_who_asks_late_is_told_at_once_that_one_has_gone(path):
+    with ranks(path, 2, 8) as both:
+        hung_up(both)
+        with pytest.raises(GroupLost):
+            both.followers.all(Kind.READY)
+        told = threading.Event()
+        both.followers.when_one_leaves(told.set)
+        assert told.is_set()
+
+
+def test_a_follower_that_does_not_come_is_waited_for_no_longer_than_the_time_out(path):
+    gates: list[Gate] = []
+
+    def gated(rank: int, runner: ModelRunner) -> Any:
+        if rank != 1:
+            return runner
+        gates.append(Gate(runner))
+        return gates[0]
+
+    with ranks(path, 2, 8, runner=gated, timeout_s=SOON) as both:
+        both.backend.submit(STEP)
+        gates[0].open.clear()
+        try:
+            with pytest.raises(GroupLost, match="rank 1 does not answer"):
+                both.backend.submit(STEP)
+        finally:
+            gates[0].open.set()
+
+
+def test_of_four_the_one_that_fails_is_blamed_and_not_those_it_left_alone(path):
+    with ranks(path, 4, 8, runner=broken(2), timeout_s=SOON) as four:
+        with pytest.raises(GroupLost, match="rank 2 cannot go on"):
+            four.backend.submit(STEP)
+        assert four.followers.lost.rank == 2
+        for rank in (1, 3):
+            with pytest.raises(GroupLost, match=r"rank 0 cannot go on without rank 2, which canno"):
+                four.ended[rank].result(HANG_S)
+
+
+def test_a_follower_that_is_told_to_end_ends_all_in_good_order(path):
+    told = threading.Event()
+    with ranks(path, 2, 8) as both:
+        both.followers.when_one_leaves(told.set)
+        both.ends[1].tell(Kind.LEAVING)
+        assert told.wait(HANG_S)
+        both.backend.submit(STEP)  # whoever is being answered is answered
+    assert both.followers.lost is None
+    assert both.ended[1].result(HANG_S) is None
+
+
+def test_a_lost_rank_ends_requests_with_an_engine_fault_and_the_log_names_it(path, caplog):
+    with ranks(path, 2, 64, runner=broken(1), timeout_s=SOON) as both:
+        harness = Harness(backend=both.backend, blocks=64, model_len=128)
+        asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls) for ask in ASKS]
+        harness.run()
+        for request in asked:
+            end = harness.end(request)
+            assert (end.reason, end.failure.kind) == (FinishReason.ERROR, FailureKind.ENGINE_FAULT)
+    assert "rank 1 cannot go on: ArithmeticError('a bit has flipped')" in caplog.text
+
+
+def test_a_follower_whose_leader_goes_without_a_word_ends(path):
+    with ranks(path, 2, 8) as both, ThreadPoolExecutor() as threads:
+        both.backend.submit(STEP)
+        for link in both.followers._links.values():
+            threads.submit(link.close)
+        with pytest.raises(GroupLost, match="rank 0 has ended without a word"):
+            both.ended[1].result(HANG_S)
