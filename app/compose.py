@@ -35,6 +35,7 @@ from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
 from app.problems import Problem, naming_the_key, refuse
+from app.ranks import lead_ranks
 from app.recording.recording import Recording, open_recording
 from app.service import Service
 from app.structured.grammars import Grammars
@@ -48,6 +49,7 @@ from engine.allocation import ALLOCATIONS
 from engine.backends import LoadedModel, load_on_cpu
 from engine.backends.base import Backend
 from engine.backends.memory import auto_kv_bytes
+from engine.backends.parallel.followers import Followers
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
@@ -77,11 +79,15 @@ SIMULATED_CONTEXT = 8192
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What `compose` makes. Serving `application` starts and stops the engine thread."""
+    """What `compose` makes. Serving `application` starts and stops the engine thread.
+
+    followers: the other processes that compute the model, None if there are none.
+    """
 
     application: Starlette
     bridge: Bridge
     service: Service
+    followers: Followers | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,7 @@ def compose(config: Config, console: Console) -> House:
         service, lifespan, server.admin_key, server.cors_origins, spans
     )
     _announce(config, core)
-    return House(application, bridge, service)
+    return House(application, bridge, service, core.model.followers)
 
 
 def _experiment(
@@ -201,7 +207,7 @@ def compose_engine(
 
     recording: begins here, if there is one; whoever made it closes it.
     """
-    path = _model_path(config, console)
+    path = model_path(config, console)
     with naming_the_key("model.path"):
         tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
         template = ChatTemplate.for_tokenizer(tokenizer)
@@ -223,7 +229,7 @@ def _services(cost: LearningCost) -> Services:
     return Services(cost=cost, rng=random.Random(0))
 
 
-def _model_path(config: Config, console: Console) -> Path | None:
+def model_path(config: Config, console: Console) -> Path | None:
     """The model file or folder; None where the simulated backend is to do without."""
     if config.model.path != "auto":
         return Path(config.model.path)
@@ -246,6 +252,8 @@ def _load_model(
             move_seconds=engine.simulated.move_s,
         )
         return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
+    if engine.tensor_parallel > 1:
+        return lead_ranks(config, path)
     with naming_the_key("model.path"):
         return load_on_cpu(
             path,
@@ -289,6 +297,7 @@ def _announce(config: Config, core: Core) -> None:
         backend=backend,
         dtype=config.model.dtype if real else None,
         threads=model.threads,
+        ranks=config.engine.tensor_parallel if model.followers else None,
         native=model.native,
         kv_blocks=blocks,
         kv_tokens=blocks * BLOCK,

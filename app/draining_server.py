@@ -84,6 +84,10 @@ class DrainingServer(uvicorn.Server):
         """Serve, and return when everything has ended."""
         self.run(sockets=[self._listener.socket])
 
+    def end(self) -> None:
+        """Do as after a first signal. From any thread, also more than once."""
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGHUP, self._begin, self._reload)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.errors import ConfigurationError, ModelError, UnfitMemory
+from engine.errors import ConfigurationError, ModelError, UnfitMemory, UnfitShards
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ def refuse(problems: Sequence[Problem]) -> None:
 
 @contextmanager
 def naming_the_key(key: str, memory: str = "engine") -> Iterator[None]:
-    """Put the knob in front of what is wrong with the model that it names, or with its memory,
-    whose knobs are in the section `memory`."""
+    """Put the knob in front of what is wrong with the model that it names, with its memory, whose
+    knobs are in the section `memory`, or with how many it is dealt to."""
     try:
         yield
     except UnfitMemory as error:
         raise BadConfiguration(Problem(f"{memory}.{error.knob}", str(error))) from error
+    except UnfitShards as error:
+        raise BadConfiguration(Problem("engine.tensor_parallel", str(error))) from error
     except ModelError as error:
         raise BadConfiguration(Problem(key, str(error))) from error
 

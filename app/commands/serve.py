@@ -9,12 +9,13 @@ import click
 from rich.console import Console
 
 from app.commands.options import config_options
-from app.compose import compose
+from app.compose import compose, model_path
 from app.config import LoadedConfig
 from app.draining_server import DrainingServer, uvicorn_config
 from app.listener import Listener
 from app.logs import configure_logs
 from app.middleware import count_rejected
+from app.ranks import follow_rank_0, leading, place_of
 from app.reload import Reload
 from app.waiting_room import WaitingRoom
 
@@ -37,6 +38,10 @@ def serve(loaded: LoadedConfig) -> None:
     """
     config = loaded.config
     configure_logs(config.log.level, config.log.format)
+    place = place_of(config)
+    if place.rank:
+        follow_rank_0(config, place, model_path(config, Console(stderr=True)))
+        return
     listener = Listener(config.server)
     with closing(listener.socket):  # also where the model cannot be loaded
         with WaitingRoom(listener, config.server):
@@ -47,4 +52,6 @@ def serve(loaded: LoadedConfig) -> None:
         reload = Reload(loaded, service.policies, service.tenancy, house.bridge)
         grace = config.server.shutdown_grace_s
         give_up = service.grammars.give_up
-        DrainingServer(uvicorn, listener, house.bridge, grace, reload, give_up).serve_to_the_end()
+        server = DrainingServer(uvicorn, listener, house.bridge, grace, reload, give_up)
+        with leading(house.followers, server.end):
+            server.serve_to_the_end()

@@ -58,6 +58,8 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
         )
     if config.engine.speculation.method == "draft":
         yield from _no_draft(config, origin)
+    if config.engine.tensor_parallel > 1:
+        yield from _no_shards(config, origin)
 
     yield from _bad_experiment(config.experiment, origin)
     if config.tracing.enabled and not has_opentelemetry():
@@ -150,6 +152,19 @@ def _no_draft(config: Config, origin: Origin) -> Iterator[Problem]:
         where = origin((*section, "model"), (*section, "method"))
         message = "engine.speculation.method = draft needs a model, a .gguf file or a folder"
         yield Problem("engine.speculation.model", message, where)
+
+
+def _no_shards(config: Config, origin: Origin) -> Iterator[Problem]:
+    """Why the model cannot be shared by several processes."""
+    key, ranks = ("engine", "tensor_parallel"), config.engine.tensor_parallel
+    if config.engine.backend == "simulated":
+        message = (
+            f"{ranks} processes need a model that is computed, and engine.backend is simulated"
+        )
+        yield Problem(".".join(key), message, origin(key, ("engine", "backend")))
+    elif config.model.dtype == "int8":
+        message = f"{ranks} processes cannot share int8 weights; write model.dtype = float32"
+        yield Problem(".".join(key), message, origin(key, ("model", "dtype")))
 
 
 def check_pool(config: Config, *, total_blocks: int, block_size: int, max_model_len: int) -> None:

@@ -273,6 +273,12 @@ class EngineConfig(Section):
     threads: Positive | None = Field(
         default=None, description="threads that compute a step; null: torch's default"
     )
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="processes that share the model, as many as torchrun starts"
+    )
+    rank_timeout_s: Target = Field(
+        default=60.0, description="how long a step waits for the last of them; then all end"
+    )
     speculation: SpeculationConfig = Field(
         default=SpeculationConfig(), description="guesses of what follows, verified in a step"
     )

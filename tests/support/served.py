@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 OCTAVO = Path(sys.executable).with_name("octavo")
@@ -20,10 +21,17 @@ HANG_S = 100
 class Process:
     """`octavo serve` with its stderr read in the background."""
 
-    def __init__(self, directory: Path, *arguments: str, program: Sequence[str | Path]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        program: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             [*program, "serve", *arguments],
             cwd=directory,
+            env={**os.environ, **(environment or {})},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -67,10 +75,14 @@ class Process:
 
 @contextlib.contextmanager
 def serving(
-    directory: Path, *arguments: str, program: Sequence[str | Path] = (OCTAVO,)
+    directory: Path,
+    *arguments: str,
+    program: Sequence[str | Path] = (OCTAVO,),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
-    """A server that is killed at the end, if it has not ended itself."""
-    process = Process(directory, *arguments, program=program)
+    """A server that is killed at the end, if it has not ended itself. environment: what is added
+    to ours."""
+    process = Process(directory, *arguments, program=program, environment=environment)
     try:
         yield process
     finally:

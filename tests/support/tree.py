@@ -58,6 +58,7 @@ SILENT = {
     "docs/overload.md": "Who is turned away when too many come, and what they are told.",
     "docs/page-charts.png": "What the page draws of the last two minutes.",
     "docs/page.png": "The page: a chat, and the engine at work.",
+    "docs/tensor-parallel.md": "One model in several processes: how to start and end them.",
     "docs/traces.md": "Spans for OpenTelemetry: how to have them, and what they say.",
     "loadtest/ab/examples": "Comparisons that README shows, each a folder.",
     "loadtest/ab/examples/allocation": "Blocks as tokens come, and blocks reserved.",
