@@ -34,6 +34,7 @@ from app.routes.models import get_model, list_models
 from app.routes.page import PAGE
 from app.routes.policy import get_policy, post_policy
 from app.routes.requests import get_request, list_requests
+from app.routes.shadow import get_shadow
 from app.routes.status import health, live, load, metrics, openapi_document, ready, version
 from app.routes.tokens import detokenize, tokenize
 from app.routes.view import live_view
@@ -161,6 +162,7 @@ def _admin(service: Service, key: SecretStr) -> Mount:
             Route("/policy", partial(post_policy, service), methods=["POST"]),
             Route("/experiment", partial(get_experiment, service), methods=["GET"]),
             Route("/experiment", partial(end_experiment, service), methods=["DELETE"]),
+            Route("/shadow", partial(get_shadow, service), methods=["GET"]),
         ],
         middleware=[Middleware(AdminDoor, key=key)],
     )

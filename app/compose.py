@@ -31,6 +31,7 @@ from app.experiment.wrong import Wrong
 from app.guessing import Guessing, compose_guessing
 from app.metrics import Metrics, Subject
 from app.metrics.experiment import no_experiment
+from app.metrics.shadow import no_shadow
 from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
@@ -38,6 +39,8 @@ from app.problems import Problem, naming_the_key, refuse
 from app.ranks import lead_ranks
 from app.recording.recording import Recording, open_recording
 from app.service import Service
+from app.shadow.machine import machine_of
+from app.shadow.shadow import Shadow
 from app.structured.grammars import Grammars
 from app.tenancy import Tenancy, house_bounds
 from app.text.calibration import calibration_tokens
@@ -126,7 +129,8 @@ def compose(config: Config, console: Console) -> House:
     tenancy = Tenancy(config, engine.clock)
     policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
     experiment = _experiment(config, policies, engine.clock, bridge)
-    metrics = _metrics(config, core, tenancy, policies, bridge, experiment)
+    shadow = _shadow(config, policies, engine)
+    metrics = _metrics(config, core, tenancy, policies, bridge, experiment, shadow)
     service = Service(
         model_id=config.model.served_name,
         created=int(time.time()),
@@ -149,6 +153,7 @@ def compose(config: Config, console: Console) -> House:
         per_request_metrics=config.api.per_request_metrics,
         isolate_tenants=config.engine.prefix_scope == "tenant",
         experiment=experiment,
+        shadow=shadow,
     )
     spans = open_spans(config.tracing, config.model.served_name, version("octavo"))
     lifespan = _lifespan(service, EngineThread(engine), core, recording, spans)
@@ -173,6 +178,14 @@ def _experiment(
     return Experiment(config.experiment, config.scheduler, policies, clock, wrong)
 
 
+def _shadow(config: Config, policies: PolicyDesk, engine: Engine) -> Shadow | None:
+    """The policies that are scored beside live traffic, if any are."""
+    if not config.shadow.policies:
+        return None
+    make_machine = partial(machine_of, engine, config)
+    return Shadow(config.shadow, config.scheduler, policies, engine.clock, make_machine)
+
+
 def _metrics(
     config: Config,
     core: Core,
@@ -180,8 +193,9 @@ def _metrics(
     policies: PolicyDesk,
     bridge: Bridge,
     experiment: Experiment | None,
+    shadow: Shadow | None,
 ) -> Metrics:
-    """What is measured, before anything has happened; the experiment hears of it."""
+    """What is measured, before anything has happened; experiment and shadow hear of it."""
     engine = core.engine
     subject = Subject(
         model=config.model.served_name,
@@ -192,11 +206,15 @@ def _metrics(
         classes=lambda: tenancy.class_names,
         waits=bridge.expected_waits,
         experiment=no_experiment if experiment is None else experiment.figures,
+        shadow=no_shadow if shadow is None else shadow.figures,
         clock=engine.clock,
     )
     metrics = Metrics(config.metrics, subject, engine.scheduler.stats(engine.clock.now()))
     if experiment is not None:
         metrics.tell(experiment.ledger)
+    if shadow is not None:
+        metrics.tell(shadow.history)
+        bridge.add_observer(shadow.steps.observe)
     return metrics
 
 
@@ -390,11 +408,15 @@ def _lifespan(
         service.bridge.start(thread)
         if service.experiment is not None:
             service.experiment.start()
+        if service.shadow is not None:
+            service.shadow.start()
         try:
             yield
         finally:
             if service.experiment is not None:
                 service.experiment.close()
+            if service.shadow is not None:
+                service.shadow.close()
             await service.bridge.stop(grace=0)
             service.executor.shutdown(wait=False, cancel_futures=True)
             service.policies.close()

@@ -16,6 +16,7 @@ from app.errors import model_not_found
 from app.experiment.experiment import Experiment
 from app.metrics import Metrics
 from app.policy_desk import PolicyDesk
+from app.shadow.shadow import Shadow
 from app.structured.grammars import Grammars
 from app.tenancy import Tenancy
 from app.text.template import ChatTemplate
@@ -40,7 +41,8 @@ class Service:
     whether requests may bring chat templates. per_request_metrics: whether replies say how long
     they took.
     isolate_tenants: whether tenants share no cached prefix. experiment: policies that take turns,
-    if any do. directory: open requests by their clients' names.
+    if any do. shadow: policies that are scored beside what is in charge, if any are. directory:
+    open requests by their clients' names.
     """
 
     model_id: str
@@ -64,6 +66,7 @@ class Service:
     per_request_metrics: bool = False
     isolate_tenants: bool = False
     experiment: Experiment | None = None
+    shadow: Shadow | None = None
     directory: Directory = field(default_factory=Directory)
 
     @property

@@ -62,7 +62,7 @@ class Engine:
         self._computed = False
         self._flights: deque[Flight] = deque()
         self._unread: deque[Message] = deque()
-        self._last: tuple[Plan, float] | None = None
+        self._last: tuple[Plan, float, float] | None = None
         self._landed_at = 0.0
 
     @property
@@ -241,12 +241,13 @@ class Engine:
         elif flight.fault is None:
             self.cost.observe(shape, seconds)
         self.scheduler.step_done(predicted, seconds)
-        self._last = (flight.plan, seconds)
+        self._last = (flight.plan, seconds, predicted)
 
     def _emit(self, news: bool) -> None:
         """Say what changed; mail alone changes the counts (an abort has no output)."""
         outputs = self.scheduler.take_outputs()
         last, self._last = self._last, None
         if outputs or last is not None or news:
-            plan, seconds = last or (None, 0.0)
-            self.emit(outputs, partial(self.scheduler.stats, self._now(), plan, seconds))
+            plan, seconds, predicted = last or (None, 0.0, 0.0)
+            look = partial(self.scheduler.stats, self._now(), plan, seconds, predicted)
+            self.emit(outputs, look)

@@ -137,6 +137,8 @@ class Stats:
 
     running_by_class, waiting_by_class: the same by service class. gated: those of the waiting whose
     class is at its limit of running requests.
+    step_seconds, step_predicted: what the step took that was just computed, and what the cost model
+    had said; 0 where mail alone changed the counts.
     forced_admissions: those the guard gave to the oldest ticket; policy_faults: what the policy
     did wrong, of any kind; fallback_steps: those that FCFS was in charge of in its place.
     queue_seconds: how long requests have waited in all, by reason (`engine.queue_time`).
@@ -156,6 +158,7 @@ class Stats:
     step_tokens: int = 0
     step_rows: int = 0
     step_seconds: float = 0.0
+    step_predicted: float = 0.0
     forced_admissions: int = 0
     policy_faults: int = 0
     fallback_steps: int = 0

@@ -417,7 +417,9 @@ class Scheduler:
         """The live request of this id, if there is one."""
         return self.roster.requests.get(request_id)
 
-    def stats(self, now: float, plan: Plan | None = None, seconds: float = 0.0) -> Stats:
+    def stats(
+        self, now: float, plan: Plan | None = None, seconds: float = 0.0, predicted: float = 0.0
+    ) -> Stats:
         """A snapshot for metrics and pages; `plan` is the step that just ended."""
         return Stats(
             now=now,
@@ -434,6 +436,7 @@ class Scheduler:
             step_tokens=plan.tokens if plan else 0,
             step_rows=plan.rows if plan else 0,
             step_seconds=seconds,
+            step_predicted=predicted,
             forced_admissions=self.guard.forced_admissions,
             policy_faults=self.guard.saves.total(),
             fallback_steps=self.guard.fallback_steps,

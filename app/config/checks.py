@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from app.config.experiment_schema import ExperimentConfig
 from app.config.keys import Path, is_secret
 from app.config.schema import DEFAULT, Config
+from app.config.shadow_schema import IN_CHARGE
 from app.explain import HIDDEN, explain
 from app.problems import Problem, refuse, suggest
 
@@ -62,6 +63,7 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
         yield from _no_shards(config, origin)
 
     yield from _bad_experiment(config.experiment, origin)
+    yield from _bad_shadow(config, origin)
     if config.tracing.enabled and not has_opentelemetry():
         message = "needs OpenTelemetry, which is not installed; pip install 'octavo[otel]'"
         yield Problem("tracing.enabled", message, origin(("tracing", "enabled")))
@@ -85,6 +87,22 @@ def _bad_experiment(experiment: ExperimentConfig, origin: Origin) -> Iterator[Pr
             f"{experiment.washout_s:g} leaves nothing of experiment.period_s ="
             f" {experiment.period_s:g} to measure",
             origin(("experiment", "washout_s"), ("experiment", "period_s")),
+        )
+
+
+def _bad_shadow(config: Config, origin: Origin) -> Iterator[Problem]:
+    """What makes shadows compare nothing, or be told apart by nobody."""
+    policies = config.shadow.policies
+    if policies and config.experiment.arms:
+        yield Problem(
+            "shadow.policies",
+            "cannot be had with experiment.arms: who is in charge has to stay for two windows",
+            origin(("shadow", "policies"), ("experiment", "arms")),
+        )
+    if IN_CHARGE in policies:
+        where = origin(("shadow", "policies", IN_CHARGE))
+        yield Problem(
+            f"shadow.policies.{IN_CHARGE}", "is what the policy in charge is called", where
         )
 
 

@@ -143,11 +143,14 @@ def _layer_problems(layer: Layer) -> Iterator[Problem]:
 
 
 def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
-    """What is wrong with the policy in charge, and with those of an experiment's arms."""
+    """What is wrong with the policy in charge, an experiment's arms, and shadows."""
     yield from _problems_of(config.scheduler, "scheduler", layer)
     for name, arm in config.experiment.arms.items():
         wanted = config.scheduler.model_copy(update=dict(arm))
         yield from _problems_of(wanted, f"experiment.arms.{name}", layer)
+    for name, shadow in config.shadow.policies.items():
+        wanted = config.scheduler.model_copy(update=dict(shadow))
+        yield from _problems_of(wanted, f"shadow.policies.{name}", layer)
     for name in config.scheduler.allowed or ():
         try:
             default_params(find_policy(name))

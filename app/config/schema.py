@@ -17,6 +17,7 @@ from app.config.experiment_schema import ExperimentConfig
 from app.config.metrics_schema import MetricsConfig
 from app.config.record_schema import RecordConfig
 from app.config.section import HeaderName, Label, Name, Section
+from app.config.shadow_schema import ShadowConfig
 from app.config.sizes import Size, parse_size
 from app.config.tracing_schema import TracingConfig
 
@@ -540,6 +541,7 @@ class Config(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     guard: GuardConfig = GuardConfig()
     experiment: ExperimentConfig = ExperimentConfig()
+    shadow: ShadowConfig = ShadowConfig()
     classes: dict[Label, ClassConfig] = Field(
         default={}, description="service classes by name; service_tier asks for one"
     )

@@ -75,6 +75,7 @@ class LiveView:
                 "forced_admissions": stats.forced_admissions,
             },
             "experiment": None if service.experiment is None else service.experiment.document(),
+            "shadow": None if service.shadow is None else service.shadow.document(),
             "running": stats.running,
             "waiting": stats.waiting,
             "classes": sorted(service.tenancy.class_names),

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from app.config.metrics_schema import MetricsConfig
 from app.config.schema import DEFAULT_MODEL_NAME
-from app.metrics import experiment, snapshot, vllm
+from app.metrics import experiment, shadow, snapshot, vllm
 from app.metrics.buckets import Buckets
 from app.metrics.histograms import Histogram
 from app.metrics.http import HttpBook
@@ -46,7 +46,7 @@ class Subject:
 
     policy: the name of the policy in charge. tenants, classes: names of the configuration. waits:
     what first tokens are expected to take, by class. experiment: what is known of the live one.
-    clock: the engine's.
+    shadow: what others were scored. clock: the engine's.
     """
 
     model: str = DEFAULT_MODEL_NAME
@@ -57,6 +57,7 @@ class Subject:
     classes: Names = _nobody
     waits: Callable[[], Mapping[str, float]] = dict
     experiment: Callable[[], experiment.Figures] = experiment.no_experiment
+    shadow: Callable[[], shadow.Figures] = shadow.no_shadow
     clock: Clock = field(default_factory=MonotonicClock)
 
 
@@ -156,6 +157,7 @@ class Metrics(Collector):
         yield from self._requests.families()
         yield from self._http.families()
         yield from experiment.families(self._subject.experiment())
+        yield from shadow.families(self._subject.shadow())
         if self._config.vllm_names:
             yield from vllm.families(self._subject.model, self._stats, self._requests)
 

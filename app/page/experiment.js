@@ -1,5 +1,5 @@
 // A live experiment: which arm is in charge, and what each was found to change.
-import { byId, element, plural, say, time } from "./format.js";
+import { byId, change, element, plural, say, share, time, told } from "./format.js";
 
 const MEASURES = {
   ttft_s: ["time to first token", time],
@@ -9,20 +9,6 @@ const MEASURES = {
   attained: ["targets met", share],
   failed: ["failed", share],
 };
-
-function share(value) {
-  return `${(100 * value).toFixed(1)}%`;
-}
-
-/** A relative change; null is as far as it goes. */
-function change(value, otherwise) {
-  if (value === null || value === undefined) return otherwise;
-  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(100 * value).toFixed(1)}%`;
-}
-
-function told(value, write) {
-  return value === null || value === undefined ? "–" : write(value);
-}
 
 export class ExperimentPanel {
   constructor() {

@@ -22,6 +22,18 @@ export const age = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : `${M
 /** "1 block", "2 blocks". */
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
+/** 0.12 as 12.0%. */
+export const share = (value) => `${(100 * value).toFixed(1)}%`;
+
+/** A relative change; null is as far as it goes. */
+export function change(value, otherwise) {
+  if (value === null || value === undefined) return otherwise;
+  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(100 * value).toFixed(1)}%`;
+}
+
+/** A value as `write` says it; a dash for what is not known. */
+export const told = (value, write) => (value === null || value === undefined ? "–" : write(value));
+
 /** An element with properties, and children that are elements or text. */
 export function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);

@@ -5,6 +5,7 @@ import { ExperimentPanel } from "./experiment.js";
 import { bearer, byId, complaint, count, element, keys, say, time } from "./format.js";
 import { PolicyPanel } from "./policy.js";
 import { RequestTables, nameOf } from "./requests.js";
+import { ShadowPanel } from "./shadow.js";
 
 const EVERY_MS = 500;
 const AGAIN_MS = 3000; // after the server did not answer
@@ -21,6 +22,7 @@ class Live {
     this.tables = new RequestTables(this.map, mine);
     this.policy = new PolicyPanel();
     this.experiment = new ExperimentPanel();
+    this.shadow = new ShadowPanel();
     this.charts = openCharts();
     this.round = 0;
     this.paused = false;
@@ -91,6 +93,7 @@ class Live {
     this.tables.show(live);
     this.policy.follow(live.policy);
     this.experiment.show(live.experiment);
+    this.shadow.show(live.shadow);
     this.tiles(live);
     this.charts(live);
     this.classes(live.classes);

@@ -25,9 +25,12 @@ from app.draining_server import uvicorn_config
 from app.experiment.experiment import Experiment
 from app.metrics import Metrics, Subject
 from app.metrics.experiment import no_experiment
+from app.metrics.shadow import no_shadow
 from app.middleware import count_rejected
 from app.policy_desk import PolicyDesk
 from app.service import Service
+from app.shadow.machine import machine_of
+from app.shadow.shadow import Shadow
 from app.structured.grammars import Grammars
 from app.tenancy import Tenancy, class_limits
 from app.text.template import ChatTemplate
@@ -38,7 +41,7 @@ from engine.backends.scripted import ScriptedBackend
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
 from engine.controls import SampleRow
-from engine.cost import LinearCost
+from engine.cost import LearningCost, LinearCost
 from engine.inbox import Abort
 from engine.limits import Limits
 from engine.loop import Engine
@@ -115,6 +118,7 @@ class House:
         prefix_cache: bool = True,
         depth: int = 0,
         drafter: Drafter | None = None,
+        cost: LearningCost | None = None,
         **scripted: Any,
     ) -> None:
         self.model = model
@@ -148,17 +152,17 @@ class House:
             if arms
             else None
         )
-        self.metrics = self._metrics()
-        self.thread = EngineThread(
-            Engine(
-                scheduler=self.scheduler,
-                backend=self.backend,
-                clock=self.clock,
-                cost=LinearCost(),
-                emit=self.bridge.emit,
-                depth=depth,
-            )
+        engine = Engine(
+            scheduler=self.scheduler,
+            backend=self.backend,
+            clock=self.clock,
+            cost=cost or LinearCost(),
+            emit=self.bridge.emit,
+            depth=depth,
         )
+        self.shadow = self._shadow(engine) if self.config.shadow.policies else None
+        self.metrics = self._metrics()
+        self.thread = EngineThread(engine)
         self.executor = ThreadPoolExecutor(workers)
         own = ChatTemplate.for_tokenizer(self.tokenizer)
         self.service = Service(
@@ -183,6 +187,7 @@ class House:
             per_request_metrics=per_request_metrics,
             isolate_tenants=isolate_tenants,
             experiment=self.experiment,
+            shadow=self.shadow,
         )
         key = None if admin_key is None else SecretStr(admin_key)
         self.application = create_application(
@@ -203,12 +208,22 @@ class House:
             classes=lambda: self.tenancy.class_names,
             waits=self.bridge.expected_waits,
             experiment=no_experiment if self.experiment is None else self.experiment.figures,
+            shadow=no_shadow if self.shadow is None else self.shadow.figures,
             clock=self.clock,
         )
         metrics = Metrics(self.config.metrics, subject, self.scheduler.stats(self.clock.now()))
         if self.experiment is not None:
             metrics.tell(self.experiment.ledger)
+        if self.shadow is not None:
+            metrics.tell(self.shadow.history)
+            self.bridge.add_observer(self.shadow.steps.observe)
         return metrics
+
+    def _shadow(self, engine: Engine) -> Shadow:
+        make_machine = partial(machine_of, engine, self.config)
+        return Shadow(
+            self.config.shadow, self.config.scheduler, self.policies, self.clock, make_machine
+        )
 
     @property
     def url(self) -> str:
@@ -284,6 +299,8 @@ async def serving(**options: Any) -> AsyncIterator[House]:
         async with httpx2.AsyncClient(base_url=house.url, timeout=60) as house.client:
             yield house
     finally:
+        if house.shadow is not None:
+            house.shadow.close()
         await house.bridge.stop(grace=5)
         server.should_exit = True
         await serve

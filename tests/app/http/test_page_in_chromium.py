@@ -19,6 +19,7 @@ from support.float_parity import MODEL as FILE
 from support.serving import COMPLETIONS, House, saying, serving
 
 from app.experiment.comparison import Result
+from engine.cost import FittedCost
 
 ROOT = Path(__file__).parents[3]
 PICTURES = os.environ.get("OCTAVO_SCREENSHOTS")
@@ -411,3 +412,26 @@ async def test_where_there_is_no_experiment_none_is_shown() -> None:
     ):
         await enter(tab)
         assert not await tab.locator("#experiment").is_visible()
+
+
+async def test_shadows_are_shown_greyed_for_as_long_as_they_are_not_to_be_trusted() -> None:
+    policies = {"shortest": {"policy": "shortest-first"}}
+    shadow = {"policies": policies, "least_requests": 1, "seeds": 1, "cost_factor": 100.0}
+    async with (
+        serving(
+            admin_key=KEY, script=saying("hello"), config={"shadow": shadow}, cost=FittedCost()
+        ) as house,
+        browsing(house.url, viewport=WIDE) as tab,
+    ):
+        await enter(tab)
+        await tab.get_by_text("Not to be trusted: no window has been scored yet.").wait_for()
+        body = {"prompt": LINE, "max_tokens": 8}
+        await asyncio.gather(*(house.post(COMPLETIONS, body) for _ in range(6)))
+        house.shadow.cut()
+        await house.shadow.scored()
+        await tab.get_by_text("1 window of 60.0 s scored").wait_for()
+        row = tab.locator("#shadow-rows tr", has_text="time to first token")
+        assert "shortest" in await row.inner_text()
+        assert "stated error" in await tab.locator("#shadow-doubts").inner_text()
+        assert "untrusted" in await tab.locator("#shadow-table").get_attribute("class")
+        assert await overflow(tab) <= 0

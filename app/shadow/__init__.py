@@ -1,0 +1,1 @@
+"""Shadow policies: what others would have done with the traffic of late, in virtual time."""

@@ -1,0 +1,245 @@
+"""Scores policies beside live traffic: one window after the other, as long as the server serves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+
+from app.config.schema import SchedulerConfig
+from app.config.shadow_schema import IN_CHARGE, ShadowConfig
+from app.metrics.shadow import Figures, Judged
+from app.policy_desk import PolicyDesk, same_policy
+from app.shadow.history import History
+from app.shadow.machine import MachineMaker
+from app.shadow.measures import Score
+from app.shadow.round import Round
+from app.shadow.scorer import NotScored, Scorer
+from app.shadow.scores import Scored
+from app.shadow.steps import Steps
+from app.shadow.traffic import Stretch
+from app.shadow.trust import Trust, Verdict
+from engine.clock import Clock
+
+log = structlog.stdlib.get_logger("octavo.shadow")
+
+TICK_S: Final = 0.25
+"""Seconds between two looks at who is in charge."""
+
+SHOWN: Final = 20
+"""Windows whose errors are told, the latest ones."""
+
+NOT_YET: Final = "no window has been scored yet"
+SWAPPED: Final = "another policy was put in charge"
+SLOW: Final = "the window before was still being scored"
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Shadow:
+    """Cuts traffic into windows and has each scored by a process of its own, if it is fit for that.
+
+    history and steps listen, and tell the engine nothing: what is decided does not depend on
+    whether anybody is scored. Made before the server serves; `run` is a task of its event loop.
+    """
+
+    def __init__(
+        self,
+        config: ShadowConfig,
+        scheduler: SchedulerConfig,
+        desk: PolicyDesk,
+        clock: Clock,
+        make_machine: MachineMaker,
+        scorer: Scorer | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.config = config
+        self.history = History(clock.now, config.most_requests)
+        self.steps = Steps()
+        self.skipped: str | None = None
+        self.windows = 0
+        self._policies = {
+            name: scheduler.model_copy(update=dict(each)) for name, each in config.policies.items()
+        }
+        self._desk = desk
+        self._clock = clock
+        self._make_machine = make_machine
+        self._scorer = scorer or Scorer(config.timeout_s)
+        self._sleep = sleep
+        self._trust = Trust(config.level, config.trust_within)
+        self._latest: tuple[Scored, Verdict] | None = None
+        self._verdicts: deque[tuple[float, Verdict]] = deque(maxlen=SHOWN)
+        self._policy = desk.current
+        self._since = -math.inf
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="octavo-shadow")
+        self._task: asyncio.Task[None] | None = None
+        self._scoring: asyncio.Task[None] | None = None
+
+    # ---------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Score windows from now on, beside everything else on the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self.run())
+
+    def close(self) -> None:
+        """Score no more, and end the process that does, whatever it is at."""
+        for task in (self._task, self._scoring):
+            if task is not None:
+                task.cancel()
+        self._scorer.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self) -> None:
+        """Score one window after the other, for ever."""
+        while True:
+            await self.watch(self._clock.now() + self.config.window_s)
+            self.cut()
+
+    async def watch(self, until: float) -> None:
+        """Let a window pass, with an eye on who is in charge."""
+        while (left := until - self._clock.now()) > 0:
+            await self._sleep(min(TICK_S, left))
+            if not same_policy(self._desk.current, self._policy):
+                self._policy, self._since = self._desk.current, self._clock.now()
+
+    def cut(self) -> None:
+        """End the window, and have it scored if it is fit for that."""
+        stretch, real, missed = self.history.cut()
+        scatter = self.steps.cut()
+        self.skipped = self._unfit(stretch, real, missed)
+        if self.skipped is None:
+            wanted = self._policies
+            each = Round(stretch, real, scatter, self._policy, wanted, self.config.seeds)
+            self._scoring = asyncio.get_running_loop().create_task(self._score(each))
+
+    async def scored(self) -> None:
+        """Wait until the window that is being scored is, if one is."""
+        if self._scoring is not None:
+            await self._scoring
+
+    def _unfit(self, stretch: Stretch, real: Score, missed: int) -> str | None:
+        """Why a window is not scored, if it is not."""
+        if missed:
+            return f"more than shadow.most_requests = {self.config.most_requests} requests came"
+        if real.requests < self.config.least_requests:
+            least = self.config.least_requests
+            return f"{real.requests} requests came, shadow.least_requests is {least}"
+        if self._since > stretch.start:
+            return SWAPPED
+        if self._scoring is not None and not self._scoring.done():
+            return SLOW
+        return None
+
+    async def _score(self, each: Round) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            scored = await loop.run_in_executor(
+                self._executor, each.score, self._scorer, self._make_machine
+            )
+        except NotScored as reason:
+            self.skipped = str(reason)
+            log.warning("the policy in charge cannot be scored", why=self.skipped)
+            return
+        except Exception:
+            self.skipped = "scoring failed; the log has why"
+            log.exception("a window cannot be scored")
+            return
+        verdict = self._trust.judge(
+            scored.control.score.whole, scored.real.whole, scored.own, scored.bias
+        )
+        self.windows += 1
+        self._latest = scored, verdict
+        self._verdicts.append((scored.closes, verdict))
+
+    # ---------------------------------------------------------------- reading
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the scores are not to be trusted; none if they are."""
+        if self._latest is None:
+            return (NOT_YET,)
+        scored, verdict = self._latest
+        if not same_policy(scored.policy, self._desk.current):
+            return (*verdict.doubts, SWAPPED)
+        return verdict.doubts
+
+    def document(self) -> dict[str, Any]:
+        """What is known by now, for people and scripts."""
+        now = self._clock.now()
+        return {
+            "trusted": not self.doubts,
+            "doubts": list(self.doubts),
+            "trust_within": self.config.trust_within,
+            "level": self.config.level,
+            "window_s": self.config.window_s,
+            "windows": self.windows,
+            "skipped": self.skipped,
+            "scoring": self._scoring is not None and not self._scoring.done(),
+            "in_charge": {"policy": self._desk.current.policy, "params": self._desk.current.params},
+            "latest": None if self._latest is None else _told(*self._latest, now),
+            "policies": [self._about(name) for name in self._policies],
+            "errors": [
+                {"ago_s": now - closes, "trusted": verdict.trusted, "measures": _facts(verdict)}
+                for closes, verdict in self._verdicts
+            ],
+        }
+
+    def figures(self) -> Figures:
+        """The same for dashboards, of the whole only."""
+        if self._latest is None:
+            return Figures()
+        scored, verdict = self._latest
+        names = {IN_CHARGE: scored.control} | dict(scored.others)
+        return Figures(
+            trusted=not self.doubts,
+            windows=self.windows,
+            judged=[Judged(e.measure, e.real, e.error, e.stated) for e in verdict.errors],
+            scores=[
+                (name, measure, value)
+                for name, each in names.items()
+                if not isinstance(each, str)
+                for measure, value in each.score.whole.items()
+                if value is not None
+            ],
+        )
+
+    def _about(self, name: str) -> dict[str, Any]:
+        """What a shadow is, and what it was scored in the latest window."""
+        policy = self._policies[name]
+        about = {"name": name, "policy": policy.policy, "params": policy.params}
+        if self._latest is None:
+            return about
+        return about | self._latest[0].about(name, self.config.seeds)
+
+
+def _told(scored: Scored, verdict: Verdict, now: float) -> dict[str, Any]:
+    """A window: what was predicted of the policy in charge, and what happened."""
+    return {
+        "ago_s": now - scored.closes,
+        "seconds": scored.closes - scored.opens,
+        "requests": scored.real.requests,
+        "policy": scored.policy.policy,
+        "params": scored.policy.params,
+        "faults": scored.control.faults,
+        "step_bias": scored.bias,
+        "errors": _facts(verdict),
+        "real": scored.real.whole,
+        "predicted": scored.control.score.whole,
+        "by_tenant": _sides(scored.real.by_tenant, scored.control.score.by_tenant),
+        "by_class": _sides(scored.real.by_class, scored.control.score.by_class),
+    }
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    return {each.measure: each.facts() for each in verdict.errors}
+
+
+def _sides(real: Any, predicted: Any) -> dict[str, Any]:
+    """Each group, as it was and as it was predicted."""
+    names = sorted({*real, *predicted})
+    return {name: {"real": real.get(name), "predicted": predicted.get(name)} for name in names}

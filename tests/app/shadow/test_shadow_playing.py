@@ -1,0 +1,91 @@
+"""A stretch of traffic is played as it happened: exactly, where nothing is unknown."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from support.shadowed import COST, MACHINE, LiveHouse, traffic
+
+from app.shadow.playing import play
+from engine.limits import ClassLimits
+from policies.fair_share import FairShare
+from policies.fcfs import FCFS
+from policies.shortest_first import ShortestFirst
+
+JUDGED = ("ttft_s", "itl_p99_s")
+
+
+def test_the_first_window_is_predicted_exactly():
+    house = LiveHouse(traffic(20.0))
+    stretch, real, _ = house.window(20.0)
+    played = play(stretch, FCFS, MACHINE, seed=0).score
+    assert played.requests == real.requests > 50
+    for measure in ("ttft_s", "itl_s", "itl_p99_s", "output_tok_s"):
+        assert played.whole[measure] == pytest.approx(real.whole[measure], rel=1e-6), measure
+    assert {*played.by_tenant} == {*real.by_tenant} == {"a", "b"}
+    for tenant, values in real.by_tenant.items():
+        assert played.by_tenant[tenant]["ttft_s"] == pytest.approx(values["ttft_s"], rel=1e-6)
+
+
+@pytest.mark.parametrize("policy", [FCFS, ShortestFirst, FairShare])
+def test_later_windows_go_on_from_where_everybody_was(policy):
+    house = LiveHouse(traffic(50.0, every_s=0.09), policy=policy)
+    for until in (10.0, 20.0, 30.0, 40.0, 50.0):
+        stretch, real, _ = house.window(until)
+        played = play(stretch, policy, MACHINE, seed=0).score
+        assert played.requests == real.requests
+        for measure in JUDGED:
+            assert played.whole[measure] == pytest.approx(real.whole[measure], rel=0.05), until
+
+
+def test_a_cost_model_that_is_wrong_is_seen():
+    stretch, real, _ = LiveHouse(traffic(20.0)).window(20.0)
+    wrong = replace(MACHINE, cost=COST.times(2.0))
+    played = play(stretch, FCFS, wrong, seed=0).score
+    assert played.whole["ttft_s"] > 1.5 * real.whole["ttft_s"]
+    assert played.whole["itl_p99_s"] > 1.5 * real.whole["itl_p99_s"]
+
+
+def test_the_same_seed_plays_the_same_and_another_one_scatters_otherwise():
+    stretch, _, _ = LiveHouse(traffic(10.0)).window(10.0)
+    noisy = replace(MACHINE, noise=0.2)
+    once, again, other = (play(stretch, FCFS, noisy, seed).score for seed in (1, 1, 2))
+    assert once == again != other
+
+
+def test_measured_scatter_predicts_a_machine_that_scatters():
+    noisy = replace(MACHINE, noise=0.15)
+    house = LiveHouse(traffic(60.0, every_s=0.1), noisy)
+    house.window(30.0)
+    stretch, real, scatter = house.window(60.0)
+    assert abs(scatter.bias) < 0.05
+    machine = replace(MACHINE, noise=scatter.residuals())
+    runs = [play(stretch, FCFS, machine, seed).score.whole for seed in range(4)]
+    for measure in JUDGED:
+        mean = sum(run[measure] for run in runs) / len(runs)
+        assert mean == pytest.approx(real.whole[measure], rel=0.2), measure
+
+
+def test_who_was_refused_in_reality_may_be_served_by_another_and_the_other_way_round():
+    closed = replace(MACHINE, classes={"default": ClassLimits(max_waiting=1)}, rows=2)
+    stretch, real, _ = LiveHouse(traffic(20.0), closed).window(20.0)
+    assert real.whole["shed"] > 0
+    assert play(stretch, FCFS, closed, seed=0).score.whole["shed"] == pytest.approx(
+        real.whole["shed"], abs=0.15 * real.whole["shed"]
+    )
+    assert play(stretch, FCFS, MACHINE, seed=0).score.whole["shed"] == 0
+
+
+def test_answers_of_several_sequences_count_each():
+    stretch, real, _ = LiveHouse(traffic(10.0, every_s=0.5, n=3)).window(10.0)
+    played = play(stretch, FCFS, MACHINE, seed=0).score
+    assert played.whole["output_tok_s"] == pytest.approx(real.whole["output_tok_s"], rel=1e-6)
+    assert played.whole["ttft_s"] == pytest.approx(real.whole["ttft_s"], rel=1e-6)
+
+
+def test_an_empty_window_has_nothing_to_tell():
+    stretch, real, _ = LiveHouse([]).window(5.0)
+    played = play(stretch, FCFS, MACHINE, seed=0).score
+    assert played == real
+    assert played.whole["ttft_s"] is None
+    assert math.isclose(played.whole["output_tok_s"], 0.0)
