@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import torch
 from support.float_parity import CLEAR
-from support.served import HANG_S, Process, serving
+from support.served import HANG_S, OCTAVO, Process, serving
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from app.config import load_config
@@ -248,6 +248,19 @@ def test_ctrl_c_in_a_terminal_reaches_all_and_ends_all(folder: Path, tmp_path: P
         for each in (second, first):
             each.process.send_signal(signal.SIGINT)
         assert (first.wait(), second.wait()) == (0, 0)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_both_and_ctrl_c_ends_both(folder: Path, tmp_path: Path):
+    torchrun = OCTAVO.with_name("torchrun")
+    starting = [torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", OCTAVO]
+    shared = options(folder, engine__tensor_parallel=2)
+    with serving(tmp_path, *shared, program=starting) as both:
+        assert len(all_at_once(both.ready())) == len(PROMPTS)
+        both.process.send_signal(signal.SIGINT)
+        assert "rank 0 has ended, and so has this" in both.told("rank 0 has ended")
+        both.told("Finished server process")
+        both.wait()
 
 
 @pytest.mark.slow

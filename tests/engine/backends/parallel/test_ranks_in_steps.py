@@ -12,18 +12,23 @@ import numpy as np
 import pytest
 import torch
 from support.engines import Harness
-from support.float_parity import Ask, differences, said
+from support.float_parity import CLEAR, Ask, differences, said
 from support.ranks import HANG_S, Gate, Ranks, ranks
 
 from engine.backends.cpu import on_torch
 from engine.backends.parallel.wire import Kind
 from engine.backends.runners import ModelRunner
 from engine.controls import RowControls
+from engine.cost import LinearCost
 from engine.errors import CollectiveFailed, GroupLost
 from engine.models.files import load_weights, read_config
 from engine.outputs import FailureKind, FinishReason
+from engine.speculation import PromptLookup, SpeculationSettings
 from tests.engine.backends.batches import Work, make_batch
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
+
+CHEAP = LinearCost(base=1.0)
+"""Guesses cost nothing."""
 
 SOON = 1.0
 """Seconds: gloo notices at once that a process has ended, but not that a thread has."""
@@ -73,6 +78,43 @@ def test_answers_are_those_of_one_process_whatever_moves(path, depth, blocks, ho
         found = answers(both.backend, blocks, depth, n)
     parted = differences(ASKS, expected, found)
     assert parted["drawn"] <= 1
+
+
+def test_guesses_and_scored_prompts_are_those_of_one_process(path):
+    config = read_config(path)
+    prompt = [*range(20, 32)] * 3
+    asks = [
+        Ask(prompt[: 30 + i], 24, RowControls(temperature=0.0, logprobs=2, prompt_logprobs=1))
+        for i in range(2)
+    ] + [Ask(prompt[: 25 + i], 24, RowControls(temperature=0.0, logprobs=2)) for i in range(3)]
+
+    def run(backend: Any) -> tuple[list, list, int]:
+        guessing = PromptLookup(SpeculationSettings(CHEAP, 8, 1))
+        harness = Harness(backend=backend, budget=48, model_len=128, drafter=guessing)
+        asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls) for ask in asks]
+        harness.run()
+        scores = [
+            [
+                each.logprob
+                for output in harness.outputs[request, 0]
+                for each in output.prompt_logprobs
+            ]
+            for request in asked
+        ]
+        return (
+            [said(harness, request) for request in asked],
+            scores,
+            harness.stats.counters.draft_tokens,
+        )
+
+    expected, scores, _ = run(on_torch(load_weights(path, config), config, 64))
+    with ranks(path, 2, 64) as both:
+        found, scored, guessed = run(both.backend)
+    assert guessed > 0
+    assert differences(asks, expected, found)["greedy"] <= 1
+    assert [len(each) for each in scored] == [29, 30, 0, 0, 0]
+    for ours, theirs in zip(scored, scores, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=CLEAR)
 
 
 def test_followers_end_with_rank_0(path):
