@@ -47,6 +47,14 @@ class TooMuchMemory(UnfitMemory):
         super().__init__(knob, f"{size} bytes are more than the {usable} this process may use")
 
 
+class TooLittleDeviceMemory(UnfitMemory):
+    """A device that is too small for something. what: the thing; left: what is left, and what took
+    the rest."""
+
+    def __init__(self, knob: str, what: str, left: str) -> None:
+        super().__init__(knob, f"{what} does not fit: {left}")
+
+
 class ModelError(ConfigurationError):
     """A model file that cannot be served; the message names what is missing or wrong."""
 

@@ -8,6 +8,7 @@ a graph that is replayed on other tensors than it was captured with
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GIB = 1 << 30
+
+IN_FLIGHT = 64
+"""Pinned buffers that may still be read, the newest; a step has a few."""
 
 LOOKS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
 """Operators whose result the host must know before it can go on."""
@@ -43,7 +47,7 @@ class CPUDevice:
         self.trace: list[str] = []
         self.reached = 0
         self.memory = memory
-        self._handed_over: list[tuple[Tensor, Tensor]] = []
+        self._handed_over: deque[tuple[Tensor, Tensor]] = deque(maxlen=IN_FLIGHT)
         self._capturing = False
 
     @property

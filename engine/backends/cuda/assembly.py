@@ -1,0 +1,129 @@
+"""From weights on a device to a backend: how large the pool is, what is captured, in this order.
+
+weights ─▶ the largest step, once ─▶ pool ─▶ attention over it ─▶ graphs, the largest first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.backends.cuda.attention import Attention
+from engine.backends.cuda.backend import Computing, CUDABackend, Sampler
+from engine.backends.cuda.device import Device
+from engine.backends.cuda.graphs import DecodeGraphs, Progress, decode_buckets
+from engine.backends.cuda.inputs import inputs_of
+from engine.backends.cuda.model import Decoder, weight_bytes
+from engine.backends.cuda.ops import Ops
+from engine.backends.cuda.pool import KVPool
+from engine.backends.cuda.sizing import (
+    Room,
+    costliest_rows,
+    fitting,
+    largest_step,
+    measured_room,
+    pool_blocks,
+)
+from engine.backends.cuda.split import split
+from engine.backends.memory import usable_memory
+from engine.batch import BLOCK
+from engine.capacity import KV_DTYPES
+from engine.errors import TooLittleMemory, TooMuchMemory
+from engine.models.config import ModelConfig
+from engine.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Who computes between the products.
+
+    attention: made for the pool of a model. sampler: takes the logits.
+    """
+
+    ops: Ops
+    attention: Callable[[KVPool], Attention]
+    sampler: Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a model is set up.
+
+    max_step_tokens, max_rows: the largest step. kv_memory_bytes: of the pool; None for
+    `memory_fraction` of what is left. offload_memory_bytes: host memory for blocks that are put
+    away; 0 for none. graphs: whether steps of decodes are captured, or for which numbers of rows.
+    """
+
+    max_step_tokens: int
+    max_rows: int
+    kv_dtype: str = "bfloat16"
+    kv_memory_bytes: int | None = None
+    memory_fraction: float = 0.9
+    offload_memory_bytes: int = 0
+    graphs: bool | Sequence[int] = True
+
+    @property
+    def buckets(self) -> Sequence[int]:
+        """Rows of each graph."""
+        if isinstance(self.graphs, bool):
+            return decode_buckets(self.max_rows) if self.graphs else ()
+        return self.graphs
+
+
+def assemble(
+    device: Device,
+    weights: Weights,
+    config: ModelConfig,
+    kernels: Kernels,
+    settings: Settings,
+    progress: Progress | None = None,
+) -> CUDABackend:
+    """A backend for weights that are on the device.
+
+    progress: hears of each graph that was captured. Raises UnfitMemory, with the numbers, if the
+    device or the host is too small for something.
+    """
+    block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[settings.kv_dtype])
+    host_blocks = _host_blocks(settings, block_bytes)
+    wanted = settings.kv_memory_bytes
+    if wanted is not None and wanted < block_bytes:
+        raise TooLittleMemory("kv_memory", wanted, block_bytes, settings.kv_dtype)
+    decoder = Decoder(weights, config, kernels.ops, device.torch_device)
+    with device.active():
+        room = _room(device, decoder, kernels, settings, weight_bytes(weights))
+        blocks = pool_blocks(room, block_bytes, wanted, settings.memory_fraction)
+        with fitting("kv_memory", f"a KV cache of {blocks} blocks", room):
+            pool = KVPool(device, kernels.ops, config, blocks, settings.kv_dtype, host_blocks)
+        with fitting("cuda.memory_fraction", "what attention and graphs need beside it", room):
+            attention = kernels.attention(pool)
+            graphs = DecodeGraphs(device, decoder, pool, attention, settings.buckets, progress)
+    return CUDABackend(Computing(device, decoder, pool, attention, kernels.sampler, graphs))
+
+
+def _room(
+    device: Device, decoder: Decoder, kernels: Kernels, settings: Settings, weights: int
+) -> Room:
+    """What the largest step leaves, computed over the dummy block alone."""
+    batch = largest_step(decoder.config, settings.max_step_tokens, settings.max_rows)
+
+    @torch.inference_mode()
+    def compute() -> None:
+        pool = KVPool(device, kernels.ops, decoder.config, 0, settings.kv_dtype)
+        attention = kernels.attention(pool)
+        attention.plan(split(batch))
+        hidden = decoder.hidden(inputs_of(batch, device, None), pool, attention)
+        kernels.sampler.sample(decoder.logits(hidden), costliest_rows(batch), ()).collect()
+
+    return measured_room(device, weights, compute, settings.max_step_tokens)
+
+
+def _host_blocks(settings: Settings, block_bytes: int) -> int:
+    """Blocks of host memory. Raises UnfitMemory if it is not there, or holds not one block."""
+    size = settings.offload_memory_bytes
+    if 0 < size < block_bytes:
+        raise TooLittleMemory("offload_memory", size, block_bytes, settings.kv_dtype)
+    if size > (usable := usable_memory()):
+        raise TooMuchMemory("offload_memory", size, usable)
+    return size // block_bytes
