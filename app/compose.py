@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 
 from app.application import create_application
 from app.bridge import Bridge
+from app.computing import settle
 from app.config import Config, check_pool
 from app.engine_settings import guard_settings, simulated_cost, step_limits
 from app.experiment.experiment import Experiment
@@ -36,6 +37,7 @@ from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
 from app.policy_loader import load_policy
 from app.problems import Problem, naming_the_key, refuse
+from app.progress import bar
 from app.ranks import lead_ranks
 from app.recording.recording import Recording, open_recording
 from app.service import Service
@@ -49,15 +51,16 @@ from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer, Tokenizer
 from app.tracing.spans import Spans, open_spans
 from engine.allocation import ALLOCATIONS
-from engine.backends import LoadedModel, load_on_cpu
+from engine.backends import CudaSettings, LoadedModel, load_on_cpu, load_on_cuda
 from engine.backends.base import Backend
+from engine.backends.choice import CPU, CUDA, SIMULATED, Choice
 from engine.backends.memory import auto_kv_bytes
 from engine.backends.parallel.followers import Followers
 from engine.backends.simulated import SimulatedBackend
 from engine.batch import BLOCK
 from engine.blocks import BlockPool
 from engine.clock import Clock, MonotonicClock
-from engine.cost import FittedCost, LearningCost, LinearCost
+from engine.cost import FittedCost, LearningCost
 from engine.decisions import no_log
 from engine.loop import Emit, Engine
 from engine.outside import OUTSIDE
@@ -97,9 +100,12 @@ class House:
 class Core:
     """What computes and what it is told in: all but HTTP. The engine runs when it is stepped.
 
-    path: the model file or folder, None if nothing is loaded. max_model_len: tokens of a request.
+    config: what it was made of, every `auto` settled. choice: what computes, and why. path: the
+    model file or folder, None if nothing is loaded. max_model_len: tokens of a request.
     """
 
+    config: Config
+    choice: Choice
     engine: Engine
     model: LoadedModel
     guessing: Guessing
@@ -124,7 +130,7 @@ def compose(config: Config, console: Console) -> House:
     )
     recording = open_recording(config)
     core = compose_engine(config, console, bridge.emit, recording)
-    engine = core.engine
+    config, engine = core.config, core.engine
     executor = ThreadPoolExecutor(config.text.workers, thread_name_prefix="octavo-text")
     tenancy = Tenancy(config, engine.clock)
     policies = PolicyDesk(config.scheduler, bridge, partial(_services, engine.cost))
@@ -161,7 +167,7 @@ def compose(config: Config, console: Console) -> House:
     application = create_application(
         service, lifespan, server.admin_key, server.cors_origins, spans
     )
-    _announce(config, core)
+    _announce(core)
     return House(application, bridge, service, core.model.followers)
 
 
@@ -200,7 +206,7 @@ def _metrics(
     subject = Subject(
         model=config.model.served_name,
         version=version("octavo"),
-        backend=_backend_name(config, core.path),
+        backend=core.choice.backend,
         policy=lambda: policies.current.policy,
         tenants=lambda: tenancy.tenant_names,
         classes=lambda: tenancy.class_names,
@@ -225,6 +231,7 @@ def compose_engine(
 
     recording: begins here, if there is one; whoever made it closes it.
     """
+    config, choice = settle(config)
     path = model_path(config, console)
     with naming_the_key("model.path"):
         tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
@@ -232,14 +239,14 @@ def compose_engine(
     simulated = simulated_cost(config)
     cost = FittedCost(simulated) if path is None else FittedCost()
     policy = load_policy(config.scheduler, _services(cost))
-    model = _load_model(config, path, tokenizer, simulated)
+    model = _load_model(config, choice, path, tokenizer, console)
     max_model_len = _max_model_len(config, model)
     guessing = compose_guessing(config, cost, tokenizer, model)
     recorder = None if recording is None else recording.recorder
     engine = _engine(config, policy, model, max_model_len, cost, guessing.drafter, emit, recorder)
     if recording is not None:
         recording.begin(engine)
-    return Core(engine, model, guessing, path, tokenizer, template, max_model_len)
+    return Core(config, choice, engine, model, guessing, path, tokenizer, template, max_model_len)
 
 
 def _services(cost: LearningCost) -> Services:
@@ -257,37 +264,60 @@ def model_path(config: Config, console: Console) -> Path | None:
 
 
 def _load_model(
-    config: Config, path: Path | None, tokenizer: Tokenizer, cost: LinearCost
+    config: Config, choice: Choice, path: Path | None, tokenizer: Tokenizer, console: Console
 ) -> LoadedModel:
-    engine = config.engine
-    if engine.backend == "simulated" or path is None:
-        wait = time.sleep if engine.simulated.real_time else _no_wait
-        backend = SimulatedBackend(
-            cost,
-            engine.simulated.total_blocks,
-            wait=wait,
-            host_blocks=engine.simulated.host_blocks,
-            move_seconds=engine.simulated.move_s,
-        )
-        return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
-    if engine.tensor_parallel > 1:
+    """The model on the backend that was chosen."""
+    if path is None or choice.backend == SIMULATED:
+        return _simulated(config)
+    if config.engine.tensor_parallel > 1:
         return lead_ranks(config, path)
     with naming_the_key("model.path"):
+        if choice.backend == CUDA:
+            with bar(console, "capturing CUDA graphs") as progress:
+                return load_on_cuda(path, _cuda_settings(config, choice), progress)
         return load_on_cpu(
             path,
             dtype=config.model.dtype,
             calibration=calibration_tokens(tokenizer) if config.model.dtype == "int8" else (),
             folder=Path(config.model.directory),
             kv_memory_bytes=_kv_memory(config),
-            kv_dtype=_kv_dtype(config),
-            offload_memory_bytes=engine.offload_memory if "offload" in engine.relief else 0,
-            threads=engine.threads,
+            kv_dtype=config.engine.kv_dtype,
+            offload_memory_bytes=_offload_memory(config),
+            threads=config.engine.threads,
         )
 
 
-def _backend_name(config: Config, path: Path | None) -> str:
-    """Where tokens are computed."""
-    return "simulated" if path is None or config.engine.backend == "simulated" else "cpu"
+def _simulated(config: Config) -> LoadedModel:
+    simulated = config.engine.simulated
+    backend = SimulatedBackend(
+        simulated_cost(config),
+        simulated.total_blocks,
+        wait=time.sleep if simulated.real_time else _no_wait,
+        host_blocks=simulated.host_blocks,
+        move_seconds=simulated.move_s,
+    )
+    return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
+
+
+def _cuda_settings(config: Config, choice: Choice) -> CudaSettings:
+    """What the CUDA backend is told."""
+    engine = config.engine
+    assert choice.attention is not None, "a GPU was chosen together with what attends on it"
+    return CudaSettings(
+        attention=choice.attention,
+        kv_dtype=engine.kv_dtype,
+        kv_memory_bytes=None if engine.kv_memory == "auto" else engine.kv_memory,
+        memory_fraction=engine.cuda.memory_fraction,
+        graphs=engine.cuda.graphs,
+        offload_memory_bytes=_offload_memory(config),
+        max_step_tokens=max(engine.step_tokens, engine.prompt_step_tokens or 0),
+        max_rows=engine.max_rows,
+    )
+
+
+def _offload_memory(config: Config) -> int:
+    """Bytes of host memory for blocks that are put away."""
+    return config.engine.offload_memory if "offload" in config.engine.relief else 0
 
 
 def _kv_memory(config: Config) -> int:
@@ -296,35 +326,31 @@ def _kv_memory(config: Config) -> int:
     return auto_kv_bytes() if wanted == "auto" else wanted
 
 
-def _kv_dtype(config: Config) -> str:
-    """The format of the KV cache."""
-    wanted = config.engine.kv_dtype
-    return config.model.dtype if wanted == "auto" else wanted
-
-
-def _announce(config: Config, core: Core) -> None:
+def _announce(core: Core) -> None:
     """Log what was put together. Fields that do not apply are None."""
-    path, model = core.path, core.model
-    backend = _backend_name(config, path)
-    real = backend == "cpu"
+    config, path, model = core.config, core.path, core.model
+    backend = core.choice.backend
+    real = backend != SIMULATED
     blocks = model.backend.total_blocks
     log.info(
         "ready to serve",
         model=config.model.served_name,
         file=str(path) if path else None,
         backend=backend,
+        backend_reason=core.choice.reason,
+        attention=core.choice.attention,
         dtype=config.model.dtype if real else None,
         threads=model.threads,
         ranks=config.engine.tensor_parallel if model.followers else None,
         native=model.native,
         kv_blocks=blocks,
         kv_tokens=blocks * BLOCK,
-        kv_bytes=_kv_memory(config) if real else None,
-        kv_dtype=_kv_dtype(config) if real else None,
+        kv_bytes=_kv_memory(config) if backend == CPU else None,
+        kv_dtype=config.engine.kv_dtype if real else None,
         host_blocks=model.backend.host_blocks,
         max_model_len=config.model.max_model_len or model.context_length,
         policy=config.scheduler.policy,
-        depth=config.engine.depth,
+        depth=config.engine.steps_in_flight,
         allocation=config.engine.allocation,
         speculation=config.engine.speculation.method,
         draft_model=config.engine.speculation.model if core.guessing.model else None,
@@ -380,7 +406,7 @@ def _engine(
         clock=MonotonicClock(),
         cost=cost,
         emit=emit,
-        depth=config.engine.depth,
+        depth=config.engine.steps_in_flight,
         recorder=recorder,
     )
 

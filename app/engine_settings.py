@@ -12,7 +12,7 @@ from engine.limits import Limits
 def step_limits(config: Config, model_len: int) -> Limits:
     """What steps, classes and requests of at most `model_len` tokens are kept to."""
     return Limits(
-        step_tokens=config.engine.max_step_tokens,
+        step_tokens=config.engine.step_tokens,
         prompt_step_tokens=config.engine.prompt_step_tokens,
         rows=config.engine.max_rows,
         model_len=model_len,

@@ -50,7 +50,7 @@ def compose_guessing(
         FittedCost(),
         MonotonicClock(),
         tokens=wanted.tokens,
-        piece=config.engine.max_step_tokens,
+        piece=config.engine.step_tokens,
         context=model.context_length,
         vocab=min(model.vocab_size, served.vocab_size),
     )

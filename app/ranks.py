@@ -121,10 +121,11 @@ def follow_rank_0(config: Config, place: Place, path: Path | None) -> None:
 
 
 def _wanted(config: Config, path: Path) -> Wanted:
+    """What all ranks are to load, of a configuration that is settled."""
     engine = config.engine
     return Wanted(
         path,
-        kv_dtype=config.model.dtype if engine.kv_dtype == "auto" else engine.kv_dtype,
+        kv_dtype=engine.kv_dtype,
         kv_memory_bytes=None if engine.kv_memory == "auto" else engine.kv_memory,
         offload_memory_bytes=engine.offload_memory if "offload" in engine.relief else 0,
         threads=engine.threads,

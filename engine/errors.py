@@ -22,6 +22,18 @@ class ConfigurationError(Exception):
     """Start-up cannot go on: a message for the person who runs the server, no traceback."""
 
 
+class UnfitBackend(ConfigurationError):
+    """A backend that was asked for and cannot compute here.
+
+    knob: the one of `engine` that asked. reason: a clause that says what is missing.
+    """
+
+    def __init__(self, knob: str, reason: str, remedy: str) -> None:
+        super().__init__(f"cuda cannot be had: {reason}; {remedy}")
+        self.knob = knob
+        self.reason = reason
+
+
 class UnfitMemory(ConfigurationError):
     """A size that the memory of blocks cannot have. knob: the one of `engine` that gives it."""
 

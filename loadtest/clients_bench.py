@@ -73,7 +73,7 @@ def _prompts(seed: int, number: int, vocab: int) -> Prompts:
 def _with_room(config: Config, clients: int) -> Config:
     """A server on a free port that computes all clients' rows in each step."""
     engine, limits = config.engine, config.limits
-    tokens = max(engine.max_step_tokens, 4 * clients)
+    tokens = max(engine.step_tokens, 4 * clients)
     opened = max(limits.max_open_requests, clients)
     parts = {
         "server": config.server.model_copy(update={"host": "127.0.0.1", "port": 0}),

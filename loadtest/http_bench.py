@@ -171,7 +171,7 @@ def _paced(config: Config, step_s: float, clients: int, tokens: int) -> Config:
         "backend": "simulated",
         "simulated": device,
         "max_rows": clients,
-        "max_step_tokens": max(engine.max_step_tokens, 4 * clients),
+        "max_step_tokens": max(engine.step_tokens, 4 * clients),
     }
     opened = max(config.limits.max_open_requests, clients)
     parts = {

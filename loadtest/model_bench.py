@@ -267,8 +267,7 @@ def report(
         statistics.median(each.read_bytes_s for each in machine),
         statistics.median(each.int8_ops_s for each in machine),
     )
-    model = config.model
-    kv_dtype = model.dtype if config.engine.kv_dtype == "auto" else config.engine.kv_dtype
+    model, kv_dtype = core.config.model, core.config.engine.kv_dtype
     return {
         "prefill_tok_s": short.prefill,
         "decode_tok_s": _named(short.decode),

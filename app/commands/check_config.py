@@ -9,6 +9,7 @@ import click
 from pydantic import BaseModel, SecretStr
 
 from app.commands.options import config_options
+from app.computing import settle
 from app.config import Config, LoadedConfig
 from app.config.document import reads_as_itself
 from app.policy_loader import try_policy
@@ -22,7 +23,8 @@ def check_config(loaded: LoadedConfig, as_json: bool) -> None:
 
     Later sources outdo earlier ones: defaults, file, OCTAVO_SECTION__KEY variables, --set.
     The YAML names the source of every value that is not the default. Secrets are not shown. The
-    policy is made with its parameters; the model's files are not looked at.
+    policy is made with its parameters; the model's files are not looked at. What engine.backend
+    comes to on this machine goes to stderr.
     Exit code 0 if the configuration can be used, 2 if not.
 
     \b
@@ -30,6 +32,8 @@ def check_config(loaded: LoadedConfig, as_json: bool) -> None:
       octavo check-config --config config.yaml --set engine.max_rows=32
     """
     try_policy(loaded.config.scheduler)
+    _, choice = settle(loaded.config)
+    click.echo(f"engine.backend is {choice.backend}: {choice.reason}", err=True)
     if as_json:
         click.echo(loaded.config.model_dump_json(indent=2))
         return

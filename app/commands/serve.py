@@ -10,6 +10,7 @@ from rich.console import Console
 
 from app.commands.options import config_options
 from app.compose import compose, model_path
+from app.computing import settle
 from app.config import LoadedConfig
 from app.draining_server import DrainingServer, uvicorn_config
 from app.listener import Listener
@@ -40,6 +41,7 @@ def serve(loaded: LoadedConfig) -> None:
     configure_logs(config.log.level, config.log.format)
     place = place_of(config)
     if place.rank:
+        config, _ = settle(config)
         follow_rank_0(config, place, model_path(config, Console(stderr=True)))
         return
     listener = Listener(config.server)

@@ -39,7 +39,7 @@ def impossible(config: Config, origin: Origin) -> Iterator[Problem]:
     if message := _no_relief(config):
         where = origin(("engine", "relief"), ("engine", "prefix_cache"), ("engine", "allocation"))
         yield Problem("engine.relief", message, where)
-    rows, budget = config.engine.max_rows, config.engine.max_step_tokens
+    rows, budget = config.engine.max_rows, config.engine.step_tokens
     window = config.guard.window
     # Within the window each decode gets a token, and prompts get as many together as it has steps.
     if config.guard.enabled and rows + window > window * budget:
@@ -179,6 +179,9 @@ def _no_shards(config: Config, origin: Origin) -> Iterator[Problem]:
         message = (
             f"{ranks} processes need a model that is computed, and engine.backend is simulated"
         )
+        yield Problem(".".join(key), message, origin(key, ("engine", "backend")))
+    elif config.engine.backend == "cuda":
+        message = f"{ranks} processes share a model on CPUs only; write engine.backend = cpu"
         yield Problem(".".join(key), message, origin(key, ("engine", "backend")))
     elif config.model.dtype == "int8":
         message = f"{ranks} processes cannot share int8 weights; write model.dtype = float32"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from app.config.cuda_schema import CudaConfig
 from app.config.experiment_schema import ExperimentConfig
 from app.config.metrics_schema import MetricsConfig
 from app.config.record_schema import RecordConfig
@@ -33,6 +34,12 @@ MOST_BLOCKS: Final = 2**22
 
 HASHED: Final = "sha256:"
 """In front of the hexadecimal SHA-256 of a key, which may stand in a key's place."""
+
+CPU_STEP_TOKENS: Final = 128
+"""Two cores take less than 60 ms for so many: a new prompt holds everybody up no longer."""
+
+CUDA_STEP_TOKENS: Final = 2048
+"""An H200 computes so many of an 8B model in some 60 ms, by arithmetic at half of its peak."""
 
 MOST_GRAMMAR: Final = 2**18
 """Bytes: chains of references in a longer one could be deeper than the stack."""
@@ -57,13 +64,6 @@ def parse_offload_memory(value: object) -> object:
     if type(size) is int and size >= 0:
         return size
     raise ValueError("expected 0, a number of bytes, or a size such as 512MiB or 2GiB")
-
-
-def refuse_unbuilt(value: object) -> object:
-    """Tell a backend that is planned from one that is misspelt; raises ValueError."""
-    if value == "cuda":
-        raise ValueError("the cuda backend is not built yet; use auto, cpu or simulated")
-    return value
 
 
 def hashed(secret: SecretStr) -> SecretStr:
@@ -94,10 +94,9 @@ def origin(text: str) -> str:
 KvMemory: TypeAlias = Annotated[int | Literal["auto"], BeforeValidator(parse_kv_memory)]
 OffloadMemory: TypeAlias = Annotated[int, BeforeValidator(parse_offload_memory)]
 ReliefStep: TypeAlias = Literal["evict", "offload", "recompute"]
-BackendName: TypeAlias = Annotated[
-    Literal["auto", "cpu", "simulated"], BeforeValidator(refuse_unbuilt)
-]
-KvDtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "int8"]
+BackendName: TypeAlias = Literal["auto", "cpu", "cuda", "simulated"]
+DtypeName: TypeAlias = Literal["auto", "int8", "float32", "bfloat16"]
+KvDtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 LogFormat: TypeAlias = Literal["auto", "json", "console"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
@@ -161,8 +160,9 @@ class ModelConfig(Section):
         default=None,
         description="most tokens of one request, prompt and answer; null: the model's own",
     )
-    dtype: Literal["int8", "float32"] = Field(
-        default="int8", description="weights and their products on a CPU: int8 or float32"
+    dtype: DtypeName = Field(
+        default="auto",
+        description="weights: int8 or float32 on a CPU, bfloat16 on CUDA; auto: int8 or bfloat16",
     )
     directory: Name = Field(
         default="models", description="folder of downloaded models and of int8 weights made once"
@@ -233,14 +233,15 @@ class EngineConfig(Section):
     """The engine: backend, memory, and the bounds of a step."""
 
     backend: BackendName = Field(
-        default="auto", description="where tokens are computed; auto is cpu"
+        default="auto",
+        description="where tokens are computed: cuda or cpu; auto: cuda where that can be",
     )
     kv_memory: KvMemory = Field(
         default="auto", description="size of the KV cache: auto, bytes, or a size such as 512MiB"
     )
     kv_dtype: KvDtypeName = Field(
         default="auto",
-        description="how it is kept: float32, bfloat16, int8; auto is model.dtype",
+        description="how it is kept: float32, bfloat16, int8, fp8 (CUDA); auto is model.dtype",
     )
     relief: list[ReliefStep] = Field(
         default=["evict", "offload", "recompute"],
@@ -249,8 +250,9 @@ class EngineConfig(Section):
     offload_memory: OffloadMemory = Field(
         default=0, description="size of the host memory that blocks are offloaded to; 0 for none"
     )
-    max_step_tokens: Positive = Field(
-        default=128, description="token budget of a step; 128 take two cores less than 60 ms"
+    max_step_tokens: Positive | None = Field(
+        default=None,
+        description="token budget of a step; null: 128 on a CPU (60 ms of two cores), 2048 on CUDA",
     )
     prompt_step_tokens: Positive | None = Field(
         default=256,
@@ -268,8 +270,9 @@ class EngineConfig(Section):
     prefix_scope: Literal["all", "tenant"] = Field(
         default="all", description="who shares: all requests, or those of one tenant"
     )
-    depth: int = Field(
-        default=0, ge=0, le=1, description="steps in flight while the next is planned, 0 or 1"
+    depth: Annotated[int, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="steps in flight while the next is planned, 0 or 1; null: 1 on CUDA only",
     )
     threads: Positive | None = Field(
         default=None, description="threads that compute a step; null: torch's default"
@@ -283,9 +286,21 @@ class EngineConfig(Section):
     speculation: SpeculationConfig = Field(
         default=SpeculationConfig(), description="guesses of what follows, verified in a step"
     )
+    cuda: CudaConfig = Field(default=CudaConfig(), description="read when the backend is cuda")
     simulated: SimulatedConfig = Field(
         default=SimulatedConfig(), description="step times, read when the backend is simulated"
     )
+
+    @property
+    def step_tokens(self) -> int:
+        """The token budget of a step."""
+        usual = CUDA_STEP_TOKENS if self.backend == "cuda" else CPU_STEP_TOKENS
+        return self.max_step_tokens or usual
+
+    @property
+    def steps_in_flight(self) -> int:
+        """How many steps may be in flight while the next is planned."""
+        return int(self.backend == "cuda") if self.depth is None else self.depth
 
     @property
     def caches_prefixes(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 SPINS = 20_000
 """How often an idle thread of the OpenMP pool looks for work before it sleeps: about a millisecond,
 the time between two steps. libgomp's own 300,000 would keep the event loop from its core."""
+
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many parts of a long preparation are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,41 @@ def follow(place: Place, wanted: Wanted) -> Follower:
     from engine.backends.parallel import loading
 
     return loading.follow(place, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSettings:
+    """How a model is computed on a GPU.
+
+    attention: flashinfer or triton. kv_dtype: bfloat16 or fp8. kv_memory_bytes: of the KV cache;
+    None for `memory_fraction` of what weights and the largest step leave. graphs: whether steps of
+    decodes are captured as graphs, or for how many rows each. max_step_tokens, max_rows: the
+    largest step.
+    """
+
+    attention: str = "flashinfer"
+    kv_dtype: str = "bfloat16"
+    kv_memory_bytes: int | None = None
+    memory_fraction: float = 0.9
+    graphs: bool | Sequence[int] = True
+    offload_memory_bytes: int = 0
+    max_step_tokens: int = 2048
+    max_rows: int = 64
+
+
+def load_on_cuda(path: Path, settings: CudaSettings, progress: Progress) -> LoadedModel:
+    """Load a model onto the current GPU in bfloat16; see `engine.backends.cuda.backend.create`.
+
+    progress: hears of the graphs that are captured. Raises ConfigurationError where the model or
+    the GPU does not fit.
+    """
+    from engine.models.files import read_config
+
+    config = read_config(path)
+    backend: Backend = import_module("engine.backends.cuda.backend").create(
+        path, settings, progress
+    )
+    return LoadedModel(backend, config.context_length, config.vocab)
 
 
 def int8_weight_bits(path: Path) -> int:

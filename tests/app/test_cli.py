@@ -236,3 +236,13 @@ def test_the_installed_command_ends_without_a_traceback() -> None:
 
 def test_model_errors_are_configuration_errors() -> None:
     assert issubclass(ModelError, ConfigurationError)
+
+
+def test_check_config_says_what_the_backend_comes_to_here_and_why() -> None:
+    result = run("check-config", "--set", "engine.backend=cpu", "--json")
+    assert result.stderr == "engine.backend is cpu: engine.backend says so\n"
+    result = run("check-config", "--set", "model.dtype=int8")
+    assert result.stderr == "engine.backend is cpu: model.dtype = int8 is for CPUs\n"
+    result = run("check-config", "--set", "engine.backend=cpu", "--set", "engine.kv_dtype=fp8")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: engine.kv_dtype: fp8 is not computed on cpu")

@@ -181,14 +181,18 @@ def test_a_duplicate_inside_a_policy_parameter_is_an_error() -> None:
         ("engine.offload_memory=-1", "a size such as 512MiB or 2GiB; got -1"),
         (
             "engine.kv_dtype=int9",
-            'engine.kv_dtype: expected auto, float32, bfloat16 or int8; got "int9";'
+            'engine.kv_dtype: expected auto, float32, bfloat16, int8 or fp8; got "int9";'
             " did you mean int8?",
         ),
         (
-            "engine.backend=cuda",
-            "engine.backend: the cuda backend is not built yet; use auto, cpu or simulated;"
-            ' got "cuda"',
+            "engine.backend=cude",
+            'engine.backend: expected auto, cpu, cuda or simulated; got "cude"; did you mean cuda?',
         ),
+        ("engine.cuda.graphs=[4, 2]", "such as [1, 2, 4, 8]; got a list"),
+        ("engine.cuda.graphs=[0, 2]", "such as [1, 2, 4, 8]; got a list"),
+        ("engine.cuda.graphs=[true]", "such as [1, 2, 4, 8]; got a list"),
+        ("engine.cuda.graphs=8", "such as [1, 2, 4, 8]; got 8"),
+        ("engine.cuda.memory_fraction=1.1", "must be at most 1, got 1.1"),
         ("engine.simulated.total_blocks=9999999", "must be at most 4194304, got 9999999"),
         ("engine.simulated.host_blocks=9999999", "must be at most 4194304, got 9999999"),
         ("engine.depth=2", "engine.depth: must be at most 1, got 2"),
