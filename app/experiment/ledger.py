@@ -70,7 +70,7 @@ class Ledger:
             period.arrive(submission)
             self._of_request[submission.id] = period
 
-    def began(self, submission: Submission, seconds: float) -> None:
+    def began(self, submission: Submission, seconds: float, cached: int) -> None:
         """As of Listener."""
         if (period := self._of_request.get(submission.id)) is not None:
             period.begin(submission, seconds)

@@ -38,8 +38,9 @@ class Listener(Protocol):
         """A request is followed from now on."""
         ...
 
-    def began(self, submission: Submission, seconds: float) -> None:
-        """A sequence of a request has its first token, `seconds` after it arrived."""
+    def began(self, submission: Submission, seconds: float, cached: int) -> None:
+        """A sequence of a request has its first token, `seconds` after it arrived; cached: tokens
+        of the prompt that were found in the prefix cache."""
         ...
 
     def came(self, submission: Submission, tokens: int, gap: float | None, at: float) -> None:
@@ -186,7 +187,7 @@ class RequestBook:
             self.queue.observe(timing.admitted - timing.arrival)
             self.ttft.observe(at - timing.arrival)
             for listener in self.listeners:
-                listener.began(request.submission, at - timing.arrival)
+                listener.began(request.submission, at - timing.arrival, output.cached)
 
     def served(self, submission: Submission, last_token_at: float, tokens: Sequence[int]) -> None:
         """Book a request that was served in full; tokens: of each of its answers."""

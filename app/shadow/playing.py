@@ -7,6 +7,7 @@
 
 Who was being answered at the start has what it had: a request of the same content came before it,
 as long ago as it takes, so that its blocks are found cached and it goes on with its last token.
+What else was found cached, and by nobody's doing of late, is put there in the same way.
 Whoever had not ended when the window closed is thought to go on for as long as others did.
 """
 
@@ -19,14 +20,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.shadow.measures import Score, Window
+from app.shadow.prefixes import Keys, answers_of, keys_of, there_before
 from app.shadow.traffic import Course, Stretch
 from engine.batch import BLOCK
 from engine.clock import VirtualClock
 from engine.inbox import Submission
 from engine.outputs import Look, Output
-from engine.prefix import KEY_BYTES
+from engine.outside import Outside
+from engine.prefix import KEY_BYTES, KeyChain
 from engine.replay import replay
+from engine.request import Sequence as Sequenced
 from engine.simulation import Machine, PolicyMaker
+from engine.simulation.answers import NamedChain
 from engine.simulation.arrival import MOST_NAME
 from engine.simulation.engine import collecting_seldom, virtual_engine
 from engine.simulation.requests import ENDING, GREEDY, AnswersThatEnd, numbered_prompt
@@ -59,10 +64,11 @@ def play(stretch: Stretch, policy: PolicyMaker, machine: Machine, seed: int) -> 
         stage.emitted,
         answers=AnswersThatEnd([role.length for role in roles]),
         noise=machine.noise_of(seed),
+        outside=Names(roles),
     )
     with collecting_seldom():
         if machine.prefix_cache:
-            replay(engine, clock, _warm_up(roles))
+            replay(engine, clock, _warm_up(stretch, roles))
         stage.begin(clock.now() - stretch.start)
         closes = stretch.closes + stage.shift
         replay(engine, clock, stage.submissions(), closes)
@@ -76,7 +82,8 @@ class Role:
 
     known: tokens of each sequence that there are at the start, those of the prompt among them;
     begun: whether that is more than the prompt. length, asked: tokens that come after these, and
-    that may. keys: of the full blocks of what is known.
+    that may. keys: of the full blocks of what is known; named: those that have names, of the prompt
+    and of the answer.
     """
 
     number: int
@@ -85,13 +92,18 @@ class Role:
     begun: bool
     length: int
     asked: int
-    keys: list[bytes]
+    keys: Keys
+    named: Keys
 
 
 def _roles(stretch: Stretch) -> list[Role]:
     lengths = sorted(each.length for each in stretch.courses if each.length is not None)
     sums = _from_behind(lengths)
-    return [_role(n, each, lengths, sums) for n, each in enumerate(stretch.courses)]
+    answers = answers_of(stretch.courses)
+    return [
+        _role(number, each, [*keys_of(each), *answers.get(number, ())], lengths, sums)
+        for number, each in enumerate(stretch.courses)
+    ]
 
 
 def _from_behind(lengths: Sequence[int]) -> list[int]:
@@ -102,7 +114,9 @@ def _from_behind(lengths: Sequence[int]) -> list[int]:
     return sums[::-1]
 
 
-def _role(number: int, course: Course, lengths: Sequence[int], sums: Sequence[int]) -> Role:
+def _role(
+    number: int, course: Course, named: Keys, lengths: Sequence[int], sums: Sequence[int]
+) -> Role:
     request = course.request
     had, got = course.had // request.sequences, course.got // request.sequences
     length = course.length
@@ -118,31 +132,46 @@ def _role(number: int, course: Course, lengths: Sequence[int], sums: Sequence[in
         begun=course.had > 0,
         length=max(1, length - had),
         asked=max(1, request.asked - had),
-        keys=_keys(number, request.keys, known),
+        keys=_keys(number, named, known),
+        named=named,
     )
 
 
-def _keys(number: int, keys: bytes, tokens: int) -> list[bytes]:
-    """Names of the full blocks of what is known; those of an answer are like no others."""
-    named = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-    first = MOST_NAME + (number << 32)
-    own = range(len(named), tokens // BLOCK)
-    return named + [(first + place).to_bytes(KEY_BYTES, "big") for place in own]
+def _keys(number: int, named: Keys, tokens: int) -> Keys:
+    """Names of so many tokens' full blocks; those that have none are like no others."""
+    first, full = MOST_NAME + (number << 32), tokens // BLOCK
+    own = [(first + place).to_bytes(KEY_BYTES, "big") for place in range(len(named), full)]
+    return [*named[:full], *own]
 
 
-def _warm_up(roles: Sequence[Role]) -> Iterator[Submission]:
-    """What makes the blocks of those who had begun be there at the start."""
-    for role in roles:
-        if role.begun:
-            yield Submission(
-                id=len(roles) + role.number,
-                prompt=numbered_prompt(role.number, role.known),
-                max_tokens=1,
-                controls=GREEDY,
-                arrival=0.0,
-                tenant=WARM_UP,
-                prompt_keys=role.keys,
-            )
+class Names(Outside):
+    """Names blocks of answers as the prompts do that go on from them."""
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self._roles = roles
+
+    def chain_of(self, sequence: Sequenced) -> KeyChain:
+        number = sequence.request.id
+        if number >= len(self._roles):
+            return super().chain_of(sequence)
+        return NamedChain(self._roles[number].named, sequence.request.submission.prompt_keys)
+
+
+def _warm_up(stretch: Stretch, roles: Sequence[Role]) -> Iterator[Submission]:
+    """What makes blocks be there at the start: what was found, and of those who had begun."""
+    answers = {role.number: role.named for role in roles}
+    chains = [(len(keys) * BLOCK + 1, keys) for keys in there_before(stretch.courses, answers)]
+    chains += [(role.known, role.keys) for role in roles if role.begun]
+    for place, (tokens, keys) in enumerate(chains):
+        yield Submission(
+            id=len(roles) + place,
+            prompt=numbered_prompt(0, tokens),
+            max_tokens=1,
+            controls=GREEDY,
+            arrival=0.0,
+            tenant=WARM_UP,
+            prompt_keys=keys,
+        )
 
 
 class Stage:

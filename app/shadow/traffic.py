@@ -53,7 +53,8 @@ class Course:
 
     had: tokens generated before it began, of all its sequences together; got: by its end. length:
     tokens of each sequence if it had ended by itself, None where nobody knows. left: when its
-    client left, None if it did not.
+    client left, None if it did not. cached: tokens of its prompt that were found in the prefix
+    cache.
     """
 
     request: Request
@@ -61,6 +62,7 @@ class Course:
     got: int
     length: int | None
     left: float | None
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def serve(book: Ledger, each: Submission, first: float, gaps: list[float]) -> No
     book.arrived(each)
     at = each.arrival + first
     book.came(each, 1, None, at)
-    book.began(each, first)
+    book.began(each, first, 0)
     for gap in gaps:
         at += gap
         book.came(each, 1, gap, at)
@@ -78,7 +78,7 @@ def test_who_came_before_a_switch_counts_for_the_arm_that_it_found():
     book.begin(Turn(0, 1), 12.0)
     assert not book.settle(15.0), "it has not ended, and is waited for"
     book.came(each, 1, None, 16.0)
-    book.began(each, 7.0)
+    book.began(each, 7.0, 0)
     book.over(each, "served", True)
     book.close(20.0)
     assert book.settle(20.0)

@@ -76,7 +76,7 @@ class Trial:
         )
         ledger.arrived(each)
         ledger.came(each, 1, None, self.clock.now())
-        ledger.began(each, first)
+        ledger.began(each, first, 0)
         ledger.over(each, "served", None)
 
     def run(self) -> Experiment:

@@ -28,7 +28,7 @@ class Diary:
         self.now = at
         self.history.came(each, 1, gap, at)
         if gap is None:
-            self.history.began(each, at - each.arrival)
+            self.history.began(each, at - each.arrival, 16)
 
     def end(self, each: Submission, at: float, outcome: str = "served") -> None:
         self.now = at

@@ -1,13 +1,17 @@
 """A stretch of traffic is played as it happened: exactly, where nothing is unknown."""
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
 from support.shadowed import COST, MACHINE, LiveHouse, traffic
 
 from app.shadow.playing import play
+from engine.controls import RowControls
+from engine.inbox import Submission
 from engine.limits import ClassLimits
+from engine.prefix import block_keys
 from policies.fair_share import FairShare
 from policies.fcfs import FCFS
 from policies.shortest_first import ShortestFirst
@@ -89,3 +93,39 @@ def test_an_empty_window_has_nothing_to_tell():
     assert played == real
     assert played.whole["ttft_s"] is None
     assert math.isclose(played.whole["output_tok_s"], 0.0)
+
+
+def chats(seconds: float) -> list[Submission]:
+    """Requests behind one long prompt, and those that go on from the answer to the one before."""
+    chance, rules = random.Random(3), list(range(500, 900))
+    found, at, history = [], 0.0, list(rules)
+    while (at := at + chance.expovariate(1.2)) < seconds:
+        fresh = len(history) > 900 or chance.random() < 0.3
+        history = list(rules) if fresh else history
+        history += [chance.randrange(2000) for _ in range(chance.randint(10, 40))]
+        answer = chance.randint(20, 40)
+        found.append(
+            Submission(
+                id=1 + len(found),
+                prompt=list(history),
+                max_tokens=answer,
+                controls=RowControls(ignore_eos=True),
+                arrival=at,
+                prompt_keys=block_keys(history, b""),
+            )
+        )
+        history += [0] * answer  # what a simulated engine says
+        at += 0.6
+    return found
+
+
+def test_what_was_found_cached_is_found_again():
+    """From the second window on the long prompt is there before, too."""
+    house = LiveHouse(chats(90.0))
+    for until in (30.0, 60.0, 90.0):
+        stretch, real, _ = house.window(until)
+        assert sum(course.cached for course in stretch.courses) > 5000
+        played = play(stretch, FCFS, MACHINE, seed=0).score
+        assert played.whole["ttft_s"] == pytest.approx(real.whole["ttft_s"], rel=0.03), until
+    forgotten = replace(stretch, courses=[replace(each, cached=0) for each in stretch.courses])
+    assert play(forgotten, FCFS, MACHINE, seed=0).score.whole["ttft_s"] > 1.2 * real.whole["ttft_s"]
