@@ -32,7 +32,7 @@ TICK_S: Final = 0.25
 """Seconds between two looks at who is in charge."""
 
 SHOWN: Final = 20
-"""Windows whose errors are told, the latest ones."""
+"""Windows whose errors are told, the latest ones; and of those that were not scored, why."""
 
 NOT_YET: Final = "no window has been scored yet"
 SWAPPED: Final = "another policy was put in charge"
@@ -74,6 +74,7 @@ class Shadow:
         self._trust = Trust(config.level, config.trust_within)
         self._latest: tuple[Scored, Verdict] | None = None
         self._verdicts: deque[tuple[float, Verdict]] = deque(maxlen=SHOWN)
+        self._skips: deque[tuple[float, str]] = deque(maxlen=SHOWN)
         self._policy = desk.current
         self._since = -math.inf
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="octavo-shadow")
@@ -111,8 +112,10 @@ class Shadow:
         """End the window, and have it scored if it is fit for that."""
         stretch, real, missed = self.history.cut()
         scatter = self.steps.cut()
-        self.skipped = self._unfit(stretch, real, missed)
-        if self.skipped is None:
+        self.skipped = None
+        if (reason := self._unfit(stretch, real, missed)) is not None:
+            self._skip(stretch.closes, reason)
+        else:
             wanted = self._policies
             each = Round(stretch, real, scatter, self._policy, wanted, self.config.seeds)
             self._scoring = asyncio.get_running_loop().create_task(self._score(each))
@@ -142,19 +145,24 @@ class Shadow:
                 self._executor, each.score, self._scorer, self._make_machine
             )
         except NotScored as reason:
-            self.skipped = str(reason)
-            log.warning("the policy in charge cannot be scored", why=self.skipped)
+            self._skip(each.stretch.closes, str(reason))
             return
         except Exception:
-            self.skipped = "scoring failed; the log has why"
-            log.exception("a window cannot be scored")
+            log.exception("scoring a window failed")
+            self._skip(each.stretch.closes, "scoring failed; the log has why")
             return
         verdict = self._trust.judge(
             scored.control.score.whole, scored.real.whole, scored.own, scored.bias
         )
+        log.info("window scored", trusted=verdict.trusted, doubts=verdict.doubts)
         self.windows += 1
         self._latest = scored, verdict
         self._verdicts.append((scored.closes, verdict))
+
+    def _skip(self, closes: float, reason: str) -> None:
+        log.info("window not scored", why=reason)
+        self.skipped = reason
+        self._skips.append((closes, reason))
 
     # ---------------------------------------------------------------- reading
 
@@ -179,12 +187,18 @@ class Shadow:
             "window_s": self.config.window_s,
             "windows": self.windows,
             "skipped": self.skipped,
+            "skips": [{"ago_s": now - closes, "why": why} for closes, why in self._skips],
             "scoring": self._scoring is not None and not self._scoring.done(),
             "in_charge": {"policy": self._desk.current.policy, "params": self._desk.current.params},
             "latest": None if self._latest is None else _told(*self._latest, now),
             "policies": [self._about(name) for name in self._policies],
             "errors": [
-                {"ago_s": now - closes, "trusted": verdict.trusted, "measures": _facts(verdict)}
+                {
+                    "ago_s": now - closes,
+                    "trusted": verdict.trusted,
+                    "doubts": verdict.doubts,
+                    "measures": _facts(verdict),
+                }
                 for closes, verdict in self._verdicts
             ],
         }
