@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,17 +137,16 @@ class CudaSettings:
 
 
 def load_on_cuda(path: Path, settings: CudaSettings, progress: Progress) -> LoadedModel:
-    """Load a model onto the current GPU in bfloat16; see `engine.backends.cuda.backend.create`.
+    """Load a model onto the current GPU in bfloat16; see `engine.backends.cuda.gpu.create`.
 
     progress: hears of the graphs that are captured. Raises ConfigurationError where the model or
     the GPU does not fit.
     """
+    from engine.backends.cuda.gpu import create
     from engine.models.files import read_config
 
     config = read_config(path)
-    backend: Backend = import_module("engine.backends.cuda.backend").create(
-        path, settings, progress
-    )
+    backend = create(path, settings, progress)
     return LoadedModel(backend, config.context_length, config.vocab)
 
 

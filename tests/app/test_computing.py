@@ -159,7 +159,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[CudaSettings]:
         progress(3, 3)
         return create(path, kv_memory_bytes=2**24)
 
-    module = ModuleType("engine.backends.cuda.backend")
+    module = ModuleType("engine.backends.cuda.gpu")
     module.create = stand_in
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("no_device", "device_name", "not_importable"):

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from engine.backends.cuda.assembly import Kernels, Settings, assemble
+from engine.backends import CudaSettings
+from engine.backends.cuda.assembly import Kernels, assemble
 from engine.backends.cuda.attention import FlashInferAttention
 from engine.backends.cuda.backend import CUDABackend
 from engine.backends.cuda.ops import TorchOps
 from engine.backends.cuda.pool import KVPool
-from engine.backends.sampler import sample, score
+from engine.backends.cuda.sampler import DeviceSampler
 from engine.batch import BLOCK
 from engine.capacity import KV_DTYPES
-from engine.controls import Sampled, SampleRow, ScoredRow
-from engine.errors import RowFault
 from engine.models.config import ModelConfig
 from engine.models.weights import Weights
 from support.cpu_device import CPUDevice
 from support.flashinfer_stub import flashinfer_stub
-
-
-@dataclass
-class HostSample:
-    """What `HostSampler` found; a fault waits until it is collected."""
-
-    tokens: Tensor
-    sampled: Sampled | RowFault
-
-    def collect(self) -> Sampled:
-        if isinstance(self.sampled, RowFault):
-            raise self.sampled
-        return self.sampled
-
-
-class HostSampler:
-    """The CPU backend's sampler in the place of the device's."""
-
-    def sample(
-        self,
-        logits: Tensor,
-        rows: Sequence[SampleRow],
-        scored: Sequence[ScoredRow] = (),
-        sample_rows: Sequence[int] | None = None,
-    ) -> HostSample:
-        count = len(rows)
-        names = range(count) if sample_rows is None else sample_rows
-        try:
-            sampled = sample(logits[:count].float(), rows)
-        except RowFault as fault:
-            named = RowFault([names[i] for i in fault.rows], fault.reason)
-            return HostSample(torch.zeros(count, dtype=torch.int64), named)
-        if scored:
-            sampled.prompt_logprobs = score(logits[count:].float(), scored)
-        return HostSample(torch.tensor(sampled.tokens, dtype=torch.int64), sampled)
 
 
 def kernels(device: CPUDevice, config: ModelConfig, dtype: torch.dtype = torch.float32) -> Kernels:
@@ -73,7 +34,7 @@ def kernels(device: CPUDevice, config: ModelConfig, dtype: torch.dtype = torch.f
             windows=set(config.layer_windows),
         )
 
-    return Kernels(TorchOps(), attention, HostSampler())
+    return Kernels(TorchOps(), attention, DeviceSampler(device))
 
 
 def on_stand_in(
@@ -95,4 +56,6 @@ def on_stand_in(
         "offload_memory_bytes": host_blocks * block_bytes,
     }
     device = device or CPUDevice()
-    return assemble(device, weights, config, kernels(device, config), Settings(**wanted | settings))
+    return assemble(
+        device, weights, config, kernels(device, config), CudaSettings(**wanted | settings)
+    )

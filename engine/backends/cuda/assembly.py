@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.backends import CudaSettings, Progress
 from engine.backends.cuda.attention import Attention
 from engine.backends.cuda.backend import Computing, CUDABackend, Sampler
 from engine.backends.cuda.device import Device
-from engine.backends.cuda.graphs import DecodeGraphs, Progress, decode_buckets
+from engine.backends.cuda.graphs import DecodeGraphs, decode_buckets
 from engine.backends.cuda.inputs import inputs_of
 from engine.backends.cuda.model import Decoder, weight_bytes
 from engine.backends.cuda.ops import Ops
@@ -47,37 +48,12 @@ class Kernels:
     sampler: Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a model is set up.
-
-    max_step_tokens, max_rows: the largest step. kv_memory_bytes: of the pool; None for
-    `memory_fraction` of what is left. offload_memory_bytes: host memory for blocks that are put
-    away; 0 for none. graphs: whether steps of decodes are captured, or for which numbers of rows.
-    """
-
-    max_step_tokens: int
-    max_rows: int
-    kv_dtype: str = "bfloat16"
-    kv_memory_bytes: int | None = None
-    memory_fraction: float = 0.9
-    offload_memory_bytes: int = 0
-    graphs: bool | Sequence[int] = True
-
-    @property
-    def buckets(self) -> Sequence[int]:
-        """Rows of each graph."""
-        if isinstance(self.graphs, bool):
-            return decode_buckets(self.max_rows) if self.graphs else ()
-        return self.graphs
-
-
 def assemble(
     device: Device,
     weights: Weights,
     config: ModelConfig,
     kernels: Kernels,
-    settings: Settings,
+    settings: CudaSettings,
     progress: Progress | None = None,
 ) -> CUDABackend:
     """A backend for weights that are on the device.
@@ -98,12 +74,19 @@ def assemble(
             pool = KVPool(device, kernels.ops, config, blocks, settings.kv_dtype, host_blocks)
         with fitting("cuda.memory_fraction", "what attention and graphs need beside it", room):
             attention = kernels.attention(pool)
-            graphs = DecodeGraphs(device, decoder, pool, attention, settings.buckets, progress)
+            graphs = DecodeGraphs(device, decoder, pool, attention, buckets_of(settings), progress)
     return CUDABackend(Computing(device, decoder, pool, attention, kernels.sampler, graphs))
 
 
+def buckets_of(settings: CudaSettings) -> Sequence[int]:
+    """Rows of each graph that is to be captured."""
+    if isinstance(settings.graphs, bool):
+        return decode_buckets(settings.max_rows) if settings.graphs else ()
+    return settings.graphs
+
+
 def _room(
-    device: Device, decoder: Decoder, kernels: Kernels, settings: Settings, weights: int
+    device: Device, decoder: Decoder, kernels: Kernels, settings: CudaSettings, weights: int
 ) -> Room:
     """What the largest step leaves, computed over the dummy block alone."""
     batch = largest_step(decoder.config, settings.max_step_tokens, settings.max_rows)
@@ -119,7 +102,7 @@ def _room(
     return measured_room(device, weights, compute, settings.max_step_tokens)
 
 
-def _host_blocks(settings: Settings, block_bytes: int) -> int:
+def _host_blocks(settings: CudaSettings, block_bytes: int) -> int:
     """Blocks of host memory. Raises UnfitMemory if it is not there, or holds not one block."""
     size = settings.offload_memory_bytes
     if 0 < size < block_bytes:

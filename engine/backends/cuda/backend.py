@@ -24,26 +24,14 @@ from engine.backends.cuda.graphs import DecodeGraphs
 from engine.backends.cuda.inputs import inputs_of
 from engine.backends.cuda.model import Decoder
 from engine.backends.cuda.pool import KVPool
+from engine.backends.cuda.sampler import PendingSample
 from engine.backends.cuda.split import split
 from engine.batch import Batch
 from engine.controls import RowControls, Sampled, SampleRow, ScoredRow
 
 
-class PendingSample(Protocol):
-    """What was sampled, and may not be known to the host yet."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """int64 [rows], on the device."""
-        ...
-
-    def collect(self) -> Sampled:
-        """Wait for it. Raises RowFault."""
-        ...
-
-
 class Sampler(Protocol):
-    """Samples on the device."""
+    """Samples on the device: `DeviceSampler`."""
 
     def sample(
         self,

@@ -14,7 +14,7 @@ graph for itself.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.backends import Progress
 from engine.backends.cuda.attention import Attention, GraphAttention
 from engine.backends.cuda.device import Device, Graph
 from engine.backends.cuda.inputs import resolved
@@ -36,9 +37,6 @@ BUCKET_STEP: Final = 8
 
 MOST_TABLE: Final = 1 << 20
 """Entries of the block tables of a graph at most, 4 MiB; longer ones are computed without."""
-
-Progress = Callable[[int, int], None]
-"""Told how many of how many graphs are captured."""
 
 
 def decode_buckets(max_rows: int) -> list[int]:
