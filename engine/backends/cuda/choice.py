@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.draw import DrawPlan
+from engine.backends.cuda.draw import Draw, DrawPlan
 from engine.backends.cuda.parcel import Parcel
 from engine.backends.edits import (
     Edits,
@@ -43,7 +43,7 @@ class ChoicePlan:
     are copied, edited together, and drawn from or not.
     """
 
-    def __init__(self, rows: Sequence[SampleRow], vocab: int, parcel: Parcel) -> None:
+    def __init__(self, rows: Sequence[SampleRow], vocab: int, draw: Draw, parcel: Parcel) -> None:
         worked = [i for i, row in enumerate(rows) if edits_logits(row) or _draws(row)]
         working = [rows[i] for i in worked]
         drawn = [i for i, row in enumerate(working) if _draws(row)]
@@ -53,7 +53,7 @@ class ChoicePlan:
         self._drawn_at = parcel.add(np.array(drawn, dtype=np.int64))
         edited = any(map(edits_logits, working))
         self._edit = EditPlan(working, vocab, parcel) if edited else None
-        self._draw = DrawPlan([working[i] for i in drawn], vocab, parcel) if drawn else None
+        self._draw = DrawPlan([working[i] for i in drawn], vocab, draw, parcel) if drawn else None
 
     def run(self, logits: Tensor, sent: Sequence[Tensor]) -> Choice:
         """Choose from logits [rows, vocab], which are not changed."""

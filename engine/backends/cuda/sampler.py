@@ -21,8 +21,10 @@ from torch import Tensor
 
 from engine.backends.cuda.choice import NOT_FINITE, NOTHING_ALLOWED, ChoicePlan
 from engine.backends.cuda.device import Device, Download
+from engine.backends.cuda.draw import Draw
 from engine.backends.cuda.likelihoods import CandidatePlan, LogprobPlan, ScorePlan
 from engine.backends.cuda.parcel import Parcel
+from engine.backends.cuda.torch_draw import draw_in_torch
 from engine.controls import Sampled, SampleRow, ScoredRow
 from engine.errors import RowFault
 
@@ -47,10 +49,11 @@ class PendingSample(Protocol):
 
 
 class DeviceSampler:
-    """Chooses tokens for rows of logits on a device."""
+    """Chooses tokens for rows of logits on a device. draw: who draws, if the best is not taken."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, draw: Draw = draw_in_torch) -> None:
         self._device = device
+        self._draw = draw
 
     @torch.inference_mode()
     def sample(
@@ -71,7 +74,7 @@ class DeviceSampler:
         count, vocab = len(rows), logits.shape[1]
         parcel = Parcel()
         plans = _Plans(
-            ChoicePlan(rows, vocab, parcel),
+            ChoicePlan(rows, vocab, self._draw, parcel),
             LogprobPlan(rows, parcel),
             CandidatePlan(rows, vocab, parcel),
             ScorePlan(scored, vocab, parcel),

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.backends.cuda.draw import last_of, logit_orders, unit
+from engine.backends.cuda.draw import unit
+from engine.backends.cuda.torch_draw import last_of, logit_orders
 
 FLOATS = st.floats(width=32, allow_nan=False)
 
