@@ -23,6 +23,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from engine.backends.cuda.draw import DrawControls
+from engine.backends.cuda.kernels.draws import draw_in_triton
 from engine.backends.cuda.ops import FP8, Heads
 from engine.backends.cuda.split import split
 from engine.backends.cuda.triton_attention import TritonAttention
@@ -132,6 +134,13 @@ def attend(queries: torch.Tensor, pool: list[torch.Tensor], decodes: int, chunk:
     attention.run(0, queries.new_empty(decodes + chunk, *queries.shape[1:]), None)
 
 
+def draw(vocab: int) -> None:
+    """Tokens, with and without filters."""
+    logits, ones = torch.empty(3, vocab), torch.ones(3, 1, dtype=torch.float64)
+    for filters in ((None, None, None), (ones.long(), ones, ones)):
+        draw_in_triton(logits, logits[:, 0], DrawControls(ones, ones, *filters))
+
+
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
     triton.knobs.nvidia.dump_ptxas_log = True
@@ -143,6 +152,8 @@ def main() -> None:
             launch(shape, torch.bfloat16, kept)
     dtypes[:] = ["float32", "float32"]
     launch(SMALL, torch.float32, torch.float32)
+    for vocab in (128_256, 49_152):
+        draw(vocab)
 
 
 if __name__ == "__main__":

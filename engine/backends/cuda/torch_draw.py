@@ -9,8 +9,8 @@ a whole number of the same order; its 32 bits are looked at as three digits, bes
                                       ↑
     the amounts: 1 for each token (top_k), its weight (top_p)
 
-torch sorts, on a GPU, one row after the other. A digit reads and writes some 50 bytes a token: at
-64 rows of 128k, 0.4 GB or 0.1 ms of an H200's 4.8 TB/s; `kernels.draws` needs a quarter of it.
+A digit reads and writes some 50 bytes a token: at 64 rows of 128k, 0.4 GB, which an H200 with its
+4.8 TB/s moves in 0.1 ms. That is reckoned, not measured; `kernels.draws` needs a quarter of it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,11 @@ KERNELS = {
     "_attend_share",
     "_merge",
     "_attend_tile",
+    "_weigh",
+    "_count",
+    "_choose",
+    "_add",
+    "_pick",
 }
 
 
