@@ -8,6 +8,7 @@ such memory until the copy is done, but not what is in it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -111,7 +112,10 @@ class CUDADevice:
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
-        torch.cuda.get_device_properties(self.torch_device)
+        try:
+            torch.cuda.get_device_properties(self.torch_device)
+        except AssertionError as error:  # torch's word for "built without CUDA", "no such index"
+            raise RuntimeError(f"torch finds no GPU {index}: {error}") from error
         self._graphs: Any = None  # the memory that all graphs share
         self._capturing = torch.cuda.Stream(self.torch_device)
 
@@ -125,10 +129,14 @@ class CUDADevice:
         return _in_pinned_memory(array)
 
     def pinned_zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        room = torch.zeros(tuple(shape), dtype=dtype)
-        if room.numel():
-            _register(room)
-        return room
+        """Registered memory: torch's own pinned memory is rounded up to a power of two, and a pool
+        of 40 GiB would take 64 (c10's CachingHostAllocator)."""
+        size = math.prod(shape) * dtype.itemsize
+        if not size:
+            return torch.zeros(tuple(shape), dtype=dtype)
+        memory = np.zeros(size, np.uint8)
+        _register(memory)
+        return torch.from_numpy(memory).view(dtype).view(tuple(shape))
 
     def download(self, tensor: Tensor) -> Download:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -188,16 +196,21 @@ class _CUDADownload:
         return self._host
 
 
-def _register(room: Tensor) -> None:
-    """Pin memory where it is, for as long as the tensor lives.
-
-    What torch pins by itself has a power of two of bytes, up to twice as many as were asked for.
-    """
-    runtime, address = torch.cuda.cudart(), room.data_ptr()
-    torch.cuda.check_error(runtime.cudaHostRegister(address, room.nbytes, PORTABLE))
-    weakref.finalize(room, runtime.cudaHostUnregister, address)
-
-
 def _in_pinned_memory(array: npt.NDArray[Any]) -> Tensor:
     """A copy of its own: torch tells by it when the memory may be used again."""
-    return torch.tensor(array, pin_memory=True)
+    # `torch.tensor(array, pin_memory=True)` would be refused: it pins nothing that numpy made.
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    host = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+    host.numpy()[...] = array
+    return host
+
+
+def _register(memory: npt.NDArray[np.uint8]) -> None:
+    """Pin memory where it is, for as long as the array lives, or a view of it.
+
+    Raises RuntimeError if it cannot be pinned.
+    """
+    runtime, start = torch.cuda.cudart(), memory.ctypes.data
+    if error := int(runtime.cudaHostRegister(start, memory.nbytes, PORTABLE)):
+        raise RuntimeError(f"{memory.nbytes} bytes cannot be pinned: CUDA's error {error}")
+    weakref.finalize(memory, runtime.cudaHostUnregister, start).atexit = False
