@@ -25,7 +25,20 @@ GIB = 1 << 30
 IN_FLIGHT = 64
 """Pinned buffers that may still be read, the newest; a step has a few."""
 
-LOOKS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+LOOKS = {
+    "aten::_local_scalar_dense",
+    "aten::_unique2",
+    "aten::allclose",
+    "aten::bincount",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::item",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::repeat_interleave",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+}
 """Operators whose result the host must know before it can go on."""
 
 
@@ -181,14 +194,19 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self._made: dict[int, Tensor] = {}  # kept, so that no address is used twice
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler, which takes seconds
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        with self:  # under inference_mode operators come as they are written, not in parts
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
         taken = list(_tensors((args, kwargs or {})))
-        masked = func.name().startswith("aten::index") and any(
-            t.dtype == torch.bool for t in taken[1:]
-        )
-        if func.name() in LOOKS or masked:
+        if func.name().split(".")[0] in LOOKS or masks(func.name(), taken):
             raise Indiscipline(f"{func.name()} while a graph is captured: the host has to wait")
         self.outside |= {_address(t) for t in taken if t.numel()} - self._made.keys()
         result = func(*args, **(kwargs or {}))
@@ -209,5 +227,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
+def masks(name: str, taken: Sequence[Tensor]) -> bool:
+    """Whether an operator with these operands picks elements by a mask."""
+    return name.startswith("aten::index") and any(t.dtype == torch.bool for t in taken[1:])
+
+
 def _address(tensor: Tensor) -> int:
+    tensor = getattr(tensor, "there", tensor)  # see `strict_device`
     return tensor.untyped_storage().data_ptr()
