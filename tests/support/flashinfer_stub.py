@@ -108,7 +108,10 @@ class Plan:
         )
         if not graph and part >= longest:
             return 0
-        parts = max(most, int(tiles.sum())) if graph else int((tiles * -(-blocks // part)).sum())
+        if graph:  # as if any row might have any of the queries
+            parts = max(most, -(-int(packed.sum()) // tile) + rows - 1)
+        else:
+            parts = int((tiles * -(-blocks // part)).sum())
         return self.heads * parts * tile * (self.head_dim + 1) * 4
 
 

@@ -187,13 +187,14 @@ def bytes_needed(shape: Shape, most_rows: int, processors: int) -> int:
 
     Where KV is split, a tile keeps a float32 vector and its weight for each query and head: 0.6.18
     for all queries of the tile, whatever the group. There are two tiles a multiprocessor at most,
-    shared by the KV heads; in a graph at least one a row (`PrefillPlan` in FlashInfer's
-    include/flashinfer/attention/scheduler.cuh).
+    shared by the KV heads; in a graph as many as rows of any lengths could need, if those are more
+    (`PrefillPlan` in FlashInfer's include/flashinfer/attention/scheduler.cuh).
     """
     tiles = max(1, 2 * processors // shape.kv_heads)
     group = shape.heads // shape.kv_heads
     decode_tile = next((size for size in TILES if group <= size), TILES[-1])
-    queries = max(tiles * TILES[-1], max(tiles, most_rows) * decode_tile)
+    of_graph = max(tiles, -(-most_rows * group // decode_tile) + most_rows - 1)
+    queries = max(tiles * TILES[-1], of_graph * decode_tile)
     alignment = 32
     return shape.heads * queries * (shape.head_dim + 1) * 4 + alignment
 
