@@ -14,8 +14,9 @@ from engine.backends.cuda.device import Device
 
 Array = npt.NDArray[Any]
 
-ALIGNMENT: Final = 8
-"""Bytes: the largest element that is sent."""
+ALIGNMENT: Final = 16
+"""Bytes: of the largest element twice, since Triton compiles a kernel once more for an array that
+begins elsewhere."""
 
 TYPES: Final = {
     np.dtype(np.int64): torch.int64,

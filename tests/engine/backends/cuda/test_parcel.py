@@ -27,6 +27,17 @@ def test_arrays_of_all_types_arrive_in_one_copy_as_they_were():
         assert np.array_equal(sent[place].numpy().view(array.dtype), array)
 
 
+def test_arrays_begin_where_one_kernel_can_read_them_all():
+    """At multiples of 16 bytes, which Triton would otherwise compile other kernels for."""
+    parcel = Parcel()
+    for rows in (1, 2, 3):
+        parcel.add(np.zeros((rows, 1)))
+        parcel.add(np.zeros(rows, np.int32))
+    assert [part.storage_offset() * part.itemsize % 16 for part in parcel.send(CPUDevice())] == [
+        0
+    ] * 6
+
+
 def test_nothing_is_sent_if_all_arrays_are_empty():
     device, parcel = CPUDevice(), Parcel()
     parcel.add(np.empty((2, 0), dtype=np.uint32))
