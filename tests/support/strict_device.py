@@ -12,8 +12,8 @@ Only within `StrictDevice.active()`, as on a GPU. What is computed is what `CPUD
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -92,18 +92,28 @@ class StrictDevice(CPUDevice):
     def __init__(self) -> None:
         super().__init__()
         self.torch_device = elsewhere()
+        self._starting = False
         self._pinned: set[int] = set()
         self._held: list[Tensor] = []
 
     def active(self) -> AbstractContextManager[Any]:
         return _Boundary(self)
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Within `active`; copies may wait, since nothing is served yet."""
+        self._starting = True
+        with self.active():
+            yield
+        self._starting = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether a copy that waits keeps anybody waiting."""
+        return not self._starting
+
     def upload(self, array: npt.NDArray[Any]) -> Tensor:
         return Elsewhere(super().upload(array))
-
-    def there(self, tensor: Tensor) -> Tensor:
-        """The tensor as if it had been on the device from the beginning."""
-        return Elsewhere(tensor)
 
     def pinned(self, array: npt.NDArray[np.int32]) -> Tensor:
         return self._pin(super().pinned(array))
@@ -167,7 +177,7 @@ class _Boundary(TorchDispatchMode):
             crosses = bool(host and away) or (
                 target is not None and bool(host) != (target != elsewhere())
             )
-            if crosses:
+            if crosses and self._device.serves:
                 self._check_copy(name, host, flat, kwargs)
         elif away and (base in LOOKS or masks(name, away)):
             raise Indiscipline(f"{name}: the host has to wait")
@@ -180,6 +190,11 @@ class _Boundary(TorchDispatchMode):
         blocking = not kwargs.get("non_blocking", len(flat) > 2 and flat[2] is True)
         if blocking or not host or not all(map(self._device.holds, host)):
             raise Indiscipline(f"{name} between host and device: the host has to wait")
+
+
+def on_host(tree: Any) -> Any:
+    """The same with what tensors of the device hold, as a kernel would find it."""
+    return tree_map(_inside, tree)
 
 
 def _inside(value: Any) -> Any:
