@@ -42,7 +42,7 @@ class ShadowConfig(Section):
         default=20, description="windows with fewer requests are not scored"
     )
     most_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        default=20_000, description="windows with more requests are not scored"
+        default=10_000, description="requests of two windows; if more come, they are not scored"
     )
     timeout_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=120.0, description="longest time that scoring one policy may take"

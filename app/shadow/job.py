@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.config.schema import SchedulerConfig
 from app.shadow.traffic import Stretch
+from app.shadow.weather import CALM, Weather
 from engine.simulation import Machine
 
 
@@ -13,11 +14,13 @@ from engine.simulation import Machine
 class Job:
     """A policy, and the traffic that it is to be scored on, `seeds` times.
 
-    slower: by what all seconds of the machine's cost are multiplied.
+    weather: how slow the machine was at what time. slower: by what all seconds of the machine's
+    cost are multiplied.
     """
 
     stretch: Stretch
     policy: SchedulerConfig
     machine: Machine
     seeds: int
+    weather: Weather = CALM
     slower: float = 1.0

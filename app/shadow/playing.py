@@ -22,7 +22,9 @@ from typing import Final
 from app.shadow.measures import Score, Window
 from app.shadow.prefixes import Keys, answers_of, keys_of, there_before
 from app.shadow.traffic import Course, Stretch
-from engine.batch import BLOCK
+from app.shadow.weather import CALM, Weather
+from engine.backends.simulated import Noise
+from engine.batch import BLOCK, StepShape
 from engine.clock import VirtualClock
 from engine.inbox import Submission
 from engine.outputs import Look, Output
@@ -49,8 +51,11 @@ class Played:
     faults: int
 
 
-def play(stretch: Stretch, policy: PolicyMaker, machine: Machine, seed: int) -> Played:
+def play(
+    stretch: Stretch, policy: PolicyMaker, machine: Machine, seed: int, weather: Weather = CALM
+) -> Played:
     """Let everybody of a stretch come as they came. seed: of the policy's numbers and the noise's.
+    weather: how slow the machine was meanwhile, beside which its steps scatter.
 
     Raises what making the policy raises, and ValueError for a machine without room for a block.
     """
@@ -63,7 +68,7 @@ def play(stretch: Stretch, policy: PolicyMaker, machine: Machine, seed: int) -> 
         clock,
         stage.emitted,
         answers=AnswersThatEnd([role.length for role in roles]),
-        noise=machine.noise_of(seed),
+        noise=stage.noise(weather, machine.noise_of(seed)),
         outside=Names(roles),
     )
     with collecting_seldom():
@@ -192,6 +197,15 @@ class Stage:
         for role in self._roles:
             if role.course.request.came >= self._stretch.opens:
                 self.window.arrived(role.course.request.whose)
+
+    def noise(self, weather: Weather, scatter: Noise | None) -> Noise:
+        """By what factor a step takes longer that starts at a time of the simulation."""
+
+        def factor(shape: StepShape, now: float) -> float:
+            slower = weather.at(now - self.shift)
+            return slower if scatter is None else slower * scatter(shape, now)
+
+        return factor
 
     def submissions(self) -> Iterator[Submission]:
         """Each request at the time at which it came, in their order."""

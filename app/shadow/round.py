@@ -32,7 +32,8 @@ class Round:
         """Takes its time: not for the event loop. Raises NotScored if what is in charge cannot be
         scored; what keeps a shadow from it is told of that one."""
         machine = make_machine(self.scatter.residuals())
-        job = partial(Job, self.stretch, machine=machine, seeds=self.seeds)
+        weather = self.scatter.weather
+        job = partial(Job, self.stretch, machine=machine, seeds=self.seeds, weather=weather)
         control = scorer.score(job(policy=self.policy))
         slower = scorer.score(job(policy=self.policy, slower=1 + COST_DOUBT))
         faster = scorer.score(job(policy=self.policy, slower=1 - COST_DOUBT))

@@ -26,7 +26,7 @@ class Scored:
     real: Score
     control: Simulated
     own: Mapping[str, float]
-    bias: float | None
+    bias: Mapping[str, float]
     others: Mapping[str, Simulated | str]
 
     def about(self, name: str, seeds: int) -> dict[str, Any]:

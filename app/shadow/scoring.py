@@ -50,7 +50,7 @@ def score(job: Job) -> dict[str, Any]:
     machine = replace(job.machine, cost=job.machine.cost.times(job.slower))
     try:
         played = [
-            play(job.stretch, ConfiguredPolicy(job.policy), machine, seed)
+            play(job.stretch, ConfiguredPolicy(job.policy), machine, seed, job.weather)
             for seed in range(job.seeds)
         ]
     except MemoryError:

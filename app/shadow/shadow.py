@@ -96,10 +96,13 @@ class Shadow:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """Score one window after the other, for ever."""
+        """Score one window after the other, for ever; a fault of ours costs one window."""
         while True:
             await self.watch(self._clock.now() + self.config.window_s)
-            self.cut()
+            try:
+                self.cut()
+            except Exception:
+                log.exception("a window was lost")
 
     async def watch(self, until: float) -> None:
         """Let a window pass, with an eye on who is in charge."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from app.shadow.weather import Weather, slot_of
 from engine.outputs import Output, Stats
 from engine.simulation.residuals import DECODE, PROMPT, Residuals, quantiles
 
@@ -19,16 +20,35 @@ KEPT: Final = 4096
 """Factors of each kind, the latest ones."""
 
 
+@dataclass(slots=True)
+class Sums:
+    """Seconds that steps took, and that were predicted."""
+
+    took: float = 0.0
+    predicted: float = 0.0
+
+    def add(self, took: float, predicted: float) -> None:
+        """Take a step in."""
+        self.took += took
+        self.predicted += predicted
+
+    @property
+    def factor(self) -> float:
+        """Of all of them together; there must be some."""
+        return self.took / self.predicted
+
+
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """factors: by kind of step. bias: what all steps of a window took together over what was
-    predicted, less one; None if there were none."""
+    """factors: by kind of step, beside its slot's. bias: by kind, what all steps of a window took
+    together over what was predicted, less one; of kinds that there were."""
 
-    factors: Mapping[str, tuple[float, ...]]
-    bias: float | None
+    weather: Weather
+    factors: Mapping[str, Sequence[float]]
+    bias: Mapping[str, float]
 
     def residuals(self) -> Residuals:
-        """For simulated steps. Sorts: not for the event loop."""
+        """For simulated steps, beside the weather. Sorts: not for the event loop."""
         found = {kind: quantiles(f - 1 for f in values) for kind, values in self.factors.items()}
         return Residuals({kind: levels for kind, levels in found.items() if levels})
 
@@ -37,25 +57,52 @@ class Steps:
     """Observes the engine's snapshots (`app.bridge.Observer`), on the event loop."""
 
     def __init__(self) -> None:
-        self._factors = {kind: deque[float](maxlen=KEPT) for kind in (DECODE, PROMPT)}
+        self._factors = {kind: deque[tuple[int, float]](maxlen=KEPT) for kind in (DECODE, PROMPT)}
+        self._slots: dict[int, Sums] = {}
+        self._kinds = {kind: Sums() for kind in self._factors}
         self._before: float | None = None
-        self._took = 0.0
-        self._predicted = 0.0
+        self._opens = 0
 
     def observe(self, outputs: Sequence[Output], stats: Stats) -> None:
         """Take a snapshot in; those that come of mail alone say nothing."""
         if not stats.step_rows:
             return
         if self._before is not None and stats.step_predicted > 0:
-            seconds = stats.now - self._before
-            kind = PROMPT if stats.step_tokens > stats.step_rows else DECODE
-            self._factors[kind].append(seconds / stats.step_predicted)
-            self._took += seconds
-            self._predicted += stats.step_predicted
+            self._take(self._before, stats)
         self._before = stats.now if stats.running else None
 
+    def _take(self, began: float, stats: Stats) -> None:
+        seconds, predicted = stats.now - began, stats.step_predicted
+        kind = PROMPT if stats.step_tokens > stats.step_rows else DECODE
+        slot = slot_of(began)
+        self._factors[kind].append((slot, seconds / predicted))
+        self._kinds[kind].add(seconds, predicted)
+        sums = self._slots.get(slot)
+        if sums is None:
+            sums = self._slots[slot] = Sums()
+        sums.add(seconds, predicted)
+
     def cut(self) -> Scatter:
-        """What was found of late, and the bias since the last call."""
-        bias = self._took / self._predicted - 1 if self._predicted else None
-        self._took = self._predicted = 0.0
-        return Scatter({kind: tuple(values) for kind, values in self._factors.items()}, bias)
+        """What was found of this window and the one before; the bias is of this one."""
+        slots = {slot: sums.factor for slot, sums in self._slots.items()}
+        scatter = Scatter(
+            weather=Weather(slots, self._usual()),
+            factors={
+                kind: [factor / slots[slot] for slot, factor in values if slot in slots]
+                for kind, values in self._factors.items()
+            },
+            bias={kind: sums.factor - 1 for kind, sums in self._kinds.items() if sums.predicted},
+        )
+        self._turn()
+        return scatter
+
+    def _usual(self) -> float:
+        """The factor of all steps that are kept."""
+        predicted = sum(sums.predicted for sums in self._slots.values())
+        return sum(sums.took for sums in self._slots.values()) / predicted if predicted else 1.0
+
+    def _turn(self) -> None:
+        """Forget what was before this window, and begin another."""
+        self._slots = {slot: sums for slot, sums in self._slots.items() if slot >= self._opens}
+        self._opens = 1 + max(self._slots, default=self._opens)
+        self._kinds = {kind: Sums() for kind in self._factors}

@@ -90,10 +90,10 @@ class Trust:
         predicted: Mapping[str, float | None],
         real: Mapping[str, float | None],
         own: Mapping[str, float],
-        bias: float | None,
+        bias: Mapping[str, float],
     ) -> Verdict:
         """Judge a window, and remember its errors. own: what the simulation says of its errors.
-        bias: what steps took over what the cost model had said, less one."""
+        bias: by kind of step, what they took over what the cost model had said, less one."""
         errors: list[Error] = []
         doubts: list[str] = []
         for measure in JUDGED:
@@ -105,8 +105,11 @@ class Trust:
             self._errors[measure].append(abs(error.error))
             errors.append(error)
             doubts += self._doubts(error)
-        if bias is not None and abs(bias) > self._limit:
-            doubts.append(f"steps took {_more(bias)} than the cost model says")
+        doubts += [
+            f"{kind} steps took {_more(share)} than the cost model says"
+            for kind, share in bias.items()
+            if abs(share) > self._limit
+        ]
         return Verdict(tuple(errors), tuple(doubts))
 
     def stated(self, measure: str, own: float) -> float:

@@ -12,6 +12,7 @@ from app.shadow.history import History
 from app.shadow.measures import Score
 from app.shadow.steps import Scatter, Steps
 from app.shadow.traffic import Stretch
+from engine.backends.simulated import Noise
 from engine.clock import VirtualClock
 from engine.controls import RowControls
 from engine.cost import LinearCost
@@ -58,6 +59,7 @@ class LiveHouse:
         policy: Callable[..., Policy] = FCFS,
         most: int = 10_000,
         seed: int = 7,
+        noise: Noise | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.machine = machine
@@ -71,7 +73,7 @@ class LiveHouse:
             machine,
             self.clock,
             self._emitted,
-            noise=machine.noise_of(seed),
+            noise=noise or machine.noise_of(seed),
         )
         self._coming = list(coming)
         self._cut = 0.0

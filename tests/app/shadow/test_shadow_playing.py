@@ -3,11 +3,13 @@
 import math
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from support.shadowed import COST, MACHINE, LiveHouse, traffic
 
 from app.shadow.playing import play
+from engine.batch import StepShape
 from engine.controls import RowControls
 from engine.inbox import Submission
 from engine.limits import ClassLimits
@@ -62,12 +64,27 @@ def test_measured_scatter_predicts_a_machine_that_scatters():
     house = LiveHouse(traffic(60.0, every_s=0.1), noisy)
     house.window(30.0)
     stretch, real, scatter = house.window(60.0)
-    assert abs(scatter.bias) < 0.05
+    assert scatter.bias == pytest.approx({"decode": 0.0, "prompt": 0.0}, abs=0.05)
     machine = replace(MACHINE, noise=scatter.residuals())
-    runs = [play(stretch, FCFS, machine, seed).score.whole for seed in range(4)]
+    runs = [play(stretch, FCFS, machine, seed, scatter.weather).score.whole for seed in range(4)]
     for measure in JUDGED:
         mean = sum(run[measure] for run in runs) / len(runs)
         assert mean == pytest.approx(real.whole[measure], rel=0.2), measure
+
+
+def test_a_machine_that_is_slow_for_a_while_is_slow_at_that_time():
+    """With the same slowness spread over all steps nobody would have waited."""
+
+    def slow(shape: StepShape, now: float) -> float:
+        return 4.0 if 12.0 <= now < 15.0 else 1.0
+
+    house = LiveHouse(traffic(20.0, every_s=0.14), noise=slow)
+    stretch, real, scatter = house.window(20.0)
+    machine = replace(MACHINE, noise=scatter.residuals())
+    runs = [play(stretch, FCFS, machine, seed, scatter.weather).score.whole for seed in range(3)]
+    spread = [play(stretch, FCFS, machine, seed).score.whole for seed in range(3)]
+    assert fmean(run["ttft_s"] for run in runs) == pytest.approx(real.whole["ttft_s"], rel=0.1)
+    assert fmean(run["ttft_s"] for run in spread) < 0.5 * real.whole["ttft_s"]
 
 
 def test_who_was_refused_in_reality_may_be_served_by_another_and_the_other_way_round():

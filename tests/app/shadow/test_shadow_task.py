@@ -95,7 +95,7 @@ def test_what_is_in_charge_is_predicted_and_trusted_and_others_are_beside_it():
     for error in told["latest"]["errors"].values():
         assert abs(error["error"]) < 0.05
         assert error["within"]
-    assert told["latest"]["step_bias"] == pytest.approx(0.0, abs=0.01)
+    assert told["latest"]["step_bias"] == pytest.approx({"decode": 0.0, "prompt": 0.0}, abs=0.01)
     assert len(told["errors"]) == 3
     (shortest,) = told["policies"]
     assert (shortest["name"], shortest["policy"]) == ("shortest", "shortest-first")
