@@ -97,14 +97,12 @@ def lead(place: Place, wanted: Wanted) -> LoadedModel:
     """Load a model onto several processes, of which this is rank 0; see `parallel.loading`."""
     spin_less()
     from engine.backends.parallel import loading
+    from engine.backends.parallel.cpu_ranks import CPUComputer, threads
 
-    led = loading.lead(place, wanted)
+    led = loading.lead(place, wanted, CPUComputer())
+    context_length, vocab = led.config.context_length, led.config.vocab
     return LoadedModel(
-        led.backend,
-        led.config.context_length,
-        led.config.vocab,
-        threads=led.backend.runner.threads,
-        followers=led.followers,
+        led.backend, context_length, vocab, threads=threads(), followers=led.followers
     )
 
 
@@ -112,8 +110,9 @@ def follow(place: Place, wanted: Wanted) -> Follower:
     """Load another rank's shard, ready to follow rank 0; see `parallel.loading`."""
     spin_less()
     from engine.backends.parallel import loading
+    from engine.backends.parallel.cpu_ranks import CPUComputer
 
-    return loading.follow(place, wanted)
+    return loading.follow(place, wanted, CPUComputer())
 
 
 @dataclass(frozen=True, slots=True)

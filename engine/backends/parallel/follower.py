@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
+from engine.backends.parallel.computer import Steps
 from engine.backends.parallel.messages import unpack
 from engine.backends.parallel.wire import Kind, Link, array, fields
-from engine.backends.runners import ModelRunner
 from engine.batch import Batch
 from engine.errors import CollectiveFailed, GroupLost
 
@@ -22,22 +22,20 @@ class Follower:
     What comes out is dropped: logits are the same on each rank, and rank 0 samples.
     """
 
-    def __init__(self, rank: int, link: Link, runner: ModelRunner) -> None:
-        self.rank = rank
+    def __init__(self, link: Link, steps: Steps) -> None:
         self._link = link
-        self._runner = runner
+        self._steps = steps
 
     @property
     def blocks(self) -> int:
-        """KV blocks that each rank has."""
-        return self._runner.cache.blocks
+        """KV blocks of each rank."""
+        return self._steps.blocks
 
     def follow(self) -> None:
         """Compute steps. Raises GroupLost if rank 0 ends otherwise, and whatever a step raises."""
         with telling(self._link):
             while (batch := self._told()) is not None:
-                self._runner.cache.move(batch)
-                self._runner.run(batch, batch.token_ids)
+                self._steps.compute(batch)
 
     def ask_to_stop(self) -> None:
         """Tell rank 0 that this process is to end: it ends all of them. Safe in signal handlers,
@@ -48,7 +46,7 @@ class Follower:
     def close(self) -> None:
         """Hang up, and give the memory back."""
         self._link.close()
-        self._runner.close()
+        self._steps.close()
 
     def _told(self) -> Batch | None:
         """The next step; None if there are no more."""
@@ -60,12 +58,14 @@ class Follower:
         return unpack(array(body))
 
 
-def expected(link: Link, kind: Kind) -> bytearray:
-    """What rank 0 says next, which is of this kind. Raises GroupLost, as `received` does."""
+def answered(link: Link, kind: Kind, **values: Any) -> dict[str, Any]:
+    """What rank 0 says to the same kind of message. Raises GroupLost, as `received` does."""
+    with suppress(OSError):  # why it does not listen is in what it said last
+        link.tell(kind, **values)
     found, body = received(link)
     if found != kind:
-        raise GroupLost(0, f"says {found.name} instead of {kind.name}")
-    return body
+        raise GroupLost(0, f"says {found.name} to {kind.name}")
+    return fields(body)
 
 
 def received(link: Link) -> tuple[Kind, bytearray]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.backends.parallel.wire import Kind, Link, fields
-from engine.errors import GroupLost
+from engine.errors import CollectiveFailed, GroupLost
 
 log = logging.getLogger("octavo.engine")
+
+ROUNDS: Final = (Kind.PLAN, Kind.READY, Kind.ROOM)
+"""What every follower says once, in this order, before the first step."""
 
 BLAME_S: Final = 2.0
 """How long is waited for the last words of a rank, where a step has failed and nobody said why."""
@@ -44,7 +47,7 @@ class Followers:
         self._links = dict(links)
         self._changed = threading.Condition()
         self._losses: list[Loss] = []
-        self._said: dict[Kind, dict[int, dict[str, Any]]] = {Kind.PLAN: {}, Kind.READY: {}}
+        self._said: dict[Kind, dict[int, dict[str, Any]]] = {kind: {} for kind in ROUNDS}
         self._stopping = False
         self._tell: Callable[[], None] | None = None
         self._leaving = False
@@ -75,7 +78,10 @@ class Followers:
             return self._lost()
 
     def all(self, kind: Kind) -> dict[int, dict[str, Any]]:
-        """Wait until all have sent a PLAN, or a READY; returns what each said. Raises GroupLost."""
+        """Wait until all have said what each says once; returns what it was. Raises GroupLost.
+
+        kind: one of ROUNDS.
+        """
         said = self._said[kind]
         with self._changed:
             self._changed.wait_for(lambda: self._losses or len(said) == len(self._links))
@@ -89,9 +95,20 @@ class Followers:
         """Send named values to all of them. Raises GroupLost."""
         self._send(lambda link: link.tell(kind, **values))
 
-    def send(self, kind: Kind, numbers: npt.NDArray[np.int32]) -> None:
-        """Send numbers to all of them. Raises GroupLost."""
-        self._send(lambda link: link.send_array(kind, numbers))
+    @contextmanager
+    def computing(self, step: npt.NDArray[np.int32]) -> Iterator[None]:
+        """Send a step to all of them; rank 0 computes its part within the `with`.
+
+        Whatever goes wrong, there or here, comes out of it as GroupLost: nobody knows any more
+        what the others are waiting for.
+        """
+        self._send(lambda link: link.send_array(Kind.STEP, step))
+        try:
+            yield
+        except CollectiveFailed as error:
+            raise self.blame() from error
+        except Exception as error:
+            raise self.fail(f"cannot go on: {error!r}") from error
 
     def blame(self) -> GroupLost:
         """Who is to blame for a step that did not come about. Waits a little for last words."""
@@ -158,7 +175,7 @@ class Followers:
     def _heard(self, rank: int, kind: Kind, values: dict[str, Any]) -> None:
         with self._changed:
             match kind:
-                case Kind.PLAN | Kind.READY:
+                case _ if kind in ROUNDS:
                     self._said[kind][rank] = values
                 case Kind.LEAVING:
                     log.warning("rank %d was told to end, and so all do", rank)

@@ -30,6 +30,7 @@ class Processes(Protocol):
     """What of torch's process groups is used; on a GPU, all of it is enqueued."""
 
     def allreduce(self, tensors: list[Tensor], /) -> Work: ...
+    def broadcast(self, tensor: Tensor, root: int, /) -> Work: ...
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work: ...
 
 
@@ -43,6 +44,11 @@ class Group:
     def all_reduce(self, x: Tensor) -> None:
         with _failing():
             self._processes.allreduce([x]).wait()
+
+    def broadcast(self, x: Tensor) -> None:
+        """Give x of rank 0 to all others, in place."""
+        with _failing():
+            self._processes.broadcast(x, 0).wait()
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(x) for _ in range(self._world)]

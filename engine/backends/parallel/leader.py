@@ -11,12 +11,10 @@ from engine.backends.kv_cache import BlockStore
 from engine.backends.parallel.followers import Followers
 from engine.backends.parallel.group import leave
 from engine.backends.parallel.messages import pack
-from engine.backends.parallel.wire import Kind
 from engine.backends.runners import Logits, ModelRunner
 from engine.backends.sampler import BestAllowed
 from engine.batch import Batch, Int32
 from engine.controls import SampleRow
-from engine.errors import CollectiveFailed
 
 
 class LeaderRunner:
@@ -37,13 +35,8 @@ class LeaderRunner:
         return self._runner.cache
 
     def run(self, batch: Batch, token_ids: Int32) -> Logits:
-        self._followers.send(Kind.STEP, pack(batch, token_ids))
-        try:
+        with self._followers.computing(pack(batch, token_ids)):
             return self._runner.run(batch, token_ids)
-        except CollectiveFailed as error:
-            raise self._followers.blame() from error
-        except Exception as error:
-            raise self._followers.fail(f"cannot go on: {error!r}") from error
 
     def draw(
         self, logits: Tensor, at: Sequence[int], best: Tensor, rows: Sequence[SampleRow]

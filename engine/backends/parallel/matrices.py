@@ -46,7 +46,8 @@ class ReducedMatrix:
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [rows, its inputs]: the whole product [rows, outputs], with the bias added once."""
         product = multiply(x, self.shard)
-        self.group.all_reduce(product)
+        if len(product):
+            self.group.all_reduce(product)
         return product if bias is None else product.add_(bias)
 
 

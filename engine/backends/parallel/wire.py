@@ -34,21 +34,19 @@ KEEP_ALIVE_S: Final = 10
 class Kind(IntEnum):
     """What a message is about, and who says it.
 
-    HELLO: who I am (follower). PLAN: what I am about to load (follower). LOAD: we agree (rank 0).
-    READY: I have loaded it (follower). GO: how many blocks there are (rank 0). STEP: compute this
-    (rank 0). LEAVING: I was told to end (follower). STOP: that is all (rank 0). FAULT: last words
-    (both).
+    From followers: HELLO, who I am; PLAN, what I am about to load; READY, what I have loaded; ROOM,
+    how many blocks fit; LEAVING, I was told to end. From rank 0: PLAN, READY and ROOM, all have
+    said so, go on; STEP, compute this; STOP, that is all. FAULT: last words, of both.
     """
 
     HELLO = 1
     PLAN = 2
-    LOAD = 3
-    READY = 4
-    GO = 5
-    STEP = 6
-    LEAVING = 7
-    STOP = 8
-    FAULT = 9
+    READY = 3
+    ROOM = 4
+    STEP = 5
+    LEAVING = 6
+    STOP = 7
+    FAULT = 8
 
 
 class Store(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import pytest
 import torch
 from support.engines import Harness
 from support.float_parity import CLEAR, Ask, differences, said
-from support.ranks import HANG_S, Gate, Ranks, ranks
+from support.ranks import HANG_S, Gate, Ranks, ranks, wanted
 
 from engine.backends.cpu import on_torch
+from engine.backends.parallel.wanted import Wanted
 from engine.backends.parallel.wire import Kind
 from engine.backends.runners import ModelRunner
 from engine.controls import RowControls
 from engine.cost import LinearCost
-from engine.errors import CollectiveFailed, GroupLost
+from engine.errors import CollectiveFailed, ConfigurationError, GroupLost
 from engine.models.files import load_weights, read_config
 from engine.outputs import FailureKind, FinishReason
 from engine.speculation import PromptLookup, SpeculationSettings
@@ -124,6 +126,44 @@ def test_followers_end_with_rank_0(path):
     assert four.followers.lost is None
 
 
+def test_all_have_as_many_blocks_as_the_smallest_has_room_for(path):
+    others = {1: wanted(path, 2, 5, 4)}
+    with ranks(path, 2, 9, host_blocks=3, others=others) as both:
+        assert (both.backend.total_blocks, both.backend.host_blocks) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "seed", "message"),
+    [
+        (replace(CONFIG, norm_eps=1e-3), 0, "rank 1 has another model than rank 0: ModelConfig"),
+        (CONFIG, 1, "rank 1 has other weights than rank 0: [0-9a-f]{64}, not [0-9a-f]{64}$"),
+    ],
+)
+def test_a_rank_with_something_else_is_refused(path, tmp_path, config, seed, message):
+    write_gguf(tmp_path / "other.gguf", random_tensors(config, seed), config=config)
+    others = {1: wanted(tmp_path / "other.gguf", 2, 8)}
+    with pytest.raises(ConfigurationError, match=message), ranks(path, 2, 8, others=others):
+        pass
+
+
+def test_a_rank_that_cannot_load_its_part_ends_rank_0_with_its_words(path, tmp_path):
+    others = {1: Wanted(tmp_path / "nowhere.gguf")}
+    with (
+        pytest.raises(GroupLost, match=r"rank 1 cannot go on: ModelError.*nowhere.gguf"),
+        ranks(path, 2, 8, others=others),
+    ):
+        pass
+
+
+def test_another_format_of_the_kv_cache_is_refused(path):
+    others = {1: replace(wanted(path, 2, 8), kv_dtype="bfloat16")}
+    with (
+        pytest.raises(ConfigurationError, match="another KV format than rank 0: bfloat16, not fl"),
+        ranks(path, 2, 8, others=others),
+    ):
+        pass
+
+
 class Broken(Gate):
     """Fails before anything is computed."""
 
@@ -140,7 +180,7 @@ def broken(which: int):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_follower_that_raises_is_named_with_its_last_words(path, world: int):
-    with ranks(path, world, 8, runner=broken(1), timeout_s=SOON) as some:
+    with ranks(path, world, 8, hook=broken(1), timeout_s=SOON) as some:
         with pytest.raises(GroupLost, match=r"rank 1 cannot go on: ArithmeticError.'a bit has"):
             some.backend.submit(STEP)
         with pytest.raises(ArithmeticError):
@@ -150,7 +190,7 @@ def test_a_follower_that_raises_is_named_with_its_last_words(path, world: int):
 
 
 def test_rank_0_that_raises_ends_the_others(path):
-    with ranks(path, 2, 8, runner=broken(0), timeout_s=SOON) as both:
+    with ranks(path, 2, 8, hook=broken(0), timeout_s=SOON) as both:
         with pytest.raises(GroupLost, match="rank 0 cannot go on: ArithmeticError"):
             both.backend.submit(STEP)
         with pytest.raises((GroupLost, CollectiveFailed)):
@@ -192,7 +232,7 @@ def test_a_follower_that_does_not_come_is_waited_for_no_longer_than_the_time_out
         gates.append(Gate(runner))
         return gates[0]
 
-    with ranks(path, 2, 8, runner=gated, timeout_s=SOON) as both:
+    with ranks(path, 2, 8, hook=gated, timeout_s=SOON) as both:
         both.backend.submit(STEP)
         gates[0].open.clear()
         try:
@@ -203,7 +243,7 @@ def test_a_follower_that_does_not_come_is_waited_for_no_longer_than_the_time_out
 
 
 def test_of_four_the_one_that_fails_is_blamed_and_not_those_it_left_alone(path):
-    with ranks(path, 4, 8, runner=broken(2), timeout_s=SOON) as four:
+    with ranks(path, 4, 8, hook=broken(2), timeout_s=SOON) as four:
         with pytest.raises(GroupLost, match="rank 2 cannot go on"):
             four.backend.submit(STEP)
         assert four.followers.lost.rank == 2
@@ -224,7 +264,7 @@ def test_a_follower_that_is_told_to_end_ends_all_in_good_order(path):
 
 
 def test_a_lost_rank_ends_requests_with_an_engine_fault_and_the_log_names_it(path, caplog):
-    with ranks(path, 2, 64, runner=broken(1), timeout_s=SOON) as both:
+    with ranks(path, 2, 64, hook=broken(1), timeout_s=SOON) as both:
         harness = Harness(backend=both.backend, blocks=64, model_len=128)
         asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls) for ask in ASKS]
         harness.run()

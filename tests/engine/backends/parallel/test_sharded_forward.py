@@ -8,10 +8,9 @@ import pytest
 import torch
 from support.ranks import together
 
-from engine.backends.parallel.matrices import GatheredMatrix, ReducedMatrix
-from engine.backends.parallel.part import Part
-from engine.backends.parallel.place import Place
-from engine.backends.parallel.wanted import Wanted
+from engine.backends.parallel.group import Group
+from engine.backends.parallel.matrices import GatheredMatrix, ReducedMatrix, joined
+from engine.backends.parallel.shards import Shard
 from engine.backends.runners import TorchRunner
 from engine.models.files import load_weights, read_config
 from tests.engine.backends.batches import Work, make_batch
@@ -51,13 +50,17 @@ def alone(path: Path) -> list[np.ndarray]:
     return logits(TorchRunner(load_weights(path, config), config, BLOCKS))
 
 
+def runner(path: Path, rank: int, world: int, group: Group) -> TorchRunner:
+    shard = Shard(read_config(path), rank, world)
+    weights = joined(load_weights(path, shard.whole, cut=shard.cut), shard, group)
+    return TorchRunner(weights, shard.config, BLOCKS)
+
+
 def dealt(path: Path, world: int) -> list[list[np.ndarray]]:
     """The logits of each rank."""
 
-    def work(rank: int, group) -> list[np.ndarray]:
-        part = Part(Place(rank, world, rank, world), Wanted(path))
-        weights, _ = part.load(group)
-        return logits(part.runner(weights, BLOCKS, 0))
+    def work(rank: int, group: Group) -> list[np.ndarray]:
+        return logits(runner(path, rank, world, group))
 
     return together(world, work)
 
@@ -88,7 +91,7 @@ def test_a_gguf_file_is_dealt_like_a_folder(tmp_path: Path):
 def test_the_bias_of_a_reduced_product_is_added_once():
     x, matrix, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
 
-    def work(rank: int, group) -> torch.Tensor:
+    def work(rank: int, group: Group) -> torch.Tensor:
         mine = slice(4 * rank, 4 * rank + 4)
         return ReducedMatrix(matrix[:, mine], group).multiply(x[:, mine].contiguous(), bias)
 
@@ -100,7 +103,7 @@ def test_gathered_outputs_are_in_the_order_of_ranks_without_their_padding():
     x, matrix, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
     padded = torch.cat((matrix, torch.zeros(1, 8)))
 
-    def work(rank: int, group) -> torch.Tensor:
+    def work(rank: int, group: Group) -> torch.Tensor:
         return GatheredMatrix(padded[3 * rank : 3 * rank + 3], 5, group).multiply(x, bias)
 
     for found in together(2, work):
@@ -113,25 +116,20 @@ def test_a_step_that_asks_for_no_logits_gathers_none(saved):
     config = read_config(path)
     step = make_batch([Work([0, 1, 2], 0, PROMPT[:40], samples=False)])
 
-    def work(rank: int, group) -> torch.Size:
-        part = Part(Place(rank, 2, rank, 2), Wanted(path))
-        weights, _ = part.load(group)
-        return part.runner(weights, BLOCKS, 0).run(step, step.token_ids).values.shape
+    def work(rank: int, group: Group) -> torch.Size:
+        return runner(path, rank, 2, group).run(step, step.token_ids).values.shape
 
     assert together(2, work) == [(0, config.vocab)] * 2
 
 
-def test_a_rank_loads_its_part_of_the_layers_and_all_find_the_same_model(saved):
+def test_a_rank_holds_its_part_of_the_layers_alone(saved):
     path = saved("qwen3")
-
-    def work(rank: int, group) -> tuple[int, str]:
-        weights, fingerprint = Part(Place(rank, 2, rank, 2), Wanted(path)).load(group)
-        layer = weights.layers[0]
-        held = [layer.qkv, layer.attn_out.shard, layer.gate_up, layer.down.shard]
-        return sum(matrix.untyped_storage().nbytes() for matrix in held), fingerprint
-
     whole = load_weights(path, read_config(path)).layers[0]
     kept = [whole.qkv, whole.attn_out, whole.gate_up, whole.down]
-    (first, one), (second, two) = together(2, work)
-    assert first == second == sum(matrix.untyped_storage().nbytes() for matrix in kept) // 2
-    assert one == two
+    for rank in range(2):
+        shard = Shard(read_config(path), rank, 2)
+        layer = load_weights(path, shard.whole, cut=shard.cut).layers[0]
+        held = [layer.qkv, layer.attn_out, layer.gate_up, layer.down]
+        for part, all_of_it in zip(held, kept, strict=True):
+            sizes = [matrix.untyped_storage().nbytes() for matrix in (part, all_of_it)]
+            assert 2 * sizes[0] == sizes[1]

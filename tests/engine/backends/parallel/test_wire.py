@@ -27,11 +27,11 @@ def pair() -> Iterator[Pair]:
 
 def test_messages_come_in_order_and_as_they_were_sent(pair: Pair):
     one, other = pair
-    one.tell(Kind.GO, blocks=7)
+    one.tell(Kind.ROOM, blocks=7)
     one.send_array(Kind.STEP, np.arange(5, dtype=np.int32))
     one.send(Kind.STOP)
     kind, body = other.receive()
-    assert (kind, fields(body)) == (Kind.GO, {"blocks": 7})
+    assert (kind, fields(body)) == (Kind.ROOM, {"blocks": 7})
     kind, body = other.receive()
     assert (kind, array(body).tolist()) == (Kind.STEP, [0, 1, 2, 3, 4])
     assert other.receive() == (Kind.STOP, b"")
@@ -40,7 +40,7 @@ def test_messages_come_in_order_and_as_they_were_sent(pair: Pair):
 def test_links_are_known_by_the_rank_of_their_other_end():
     with met(4) as (here, there):
         for rank, link in here.items():
-            link.tell(Kind.GO, rank=rank)
+            link.tell(Kind.ROOM, rank=rank)
         assert [fields(there[rank].receive()[1])["rank"] for rank in (3, 1, 2)] == [3, 1, 2]
 
 
