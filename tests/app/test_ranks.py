@@ -272,9 +272,9 @@ def test_a_follower_with_another_model_is_refused_before_anything_is_loaded(
     (other / "config.json").write_text(json.dumps(saved | {"rms_norm_eps": 1e-3}))
     with two_ranks(tmp_path, folder, other) as (first, second):
         assert first.wait() == 2
-        assert "Error: rank 1 has another model than rank 0" in "".join(first.lines)
+        assert "Error: rank 1 differs from rank 0 in model" in "".join(first.lines)
         assert second.wait() == 1
-        assert "rank 1 has another model than rank 0" in "".join(second.lines)
+        assert "rank 1 differs from rank 0 in model" in "".join(second.lines)
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_a_follower_with_other_weights_of_the_same_shape_is_refused(folder: Path
     other = write_model(tmp_path / NAME, seed=1)
     with two_ranks(tmp_path, folder, other) as (first, second):
         assert first.wait() == 2
-        assert "Error: rank 1 has other weights than rank 0" in "".join(first.lines)
+        assert "Error: rank 1 differs from rank 0 in weights" in "".join(first.lines)
         assert second.wait() == 1
 
 

@@ -48,6 +48,15 @@ class Kernels:
     sampler: Sampler
 
 
+Agree = Callable[[int, int], tuple[int, int]]
+"""Of (blocks, host blocks) makes as many or fewer."""
+
+
+def by_itself(blocks: int, host_blocks: int) -> tuple[int, int]:
+    """A device that need not agree with any other takes all it can."""
+    return blocks, host_blocks
+
+
 def assemble(
     device: Device,
     weights: Weights,
@@ -55,11 +64,13 @@ def assemble(
     kernels: Kernels,
     settings: CudaSettings,
     progress: Progress | None = None,
+    agree: Agree = by_itself,
 ) -> CUDABackend:
     """A backend for weights that are on the device.
 
-    progress: hears of each graph that was captured. Raises UnfitMemory, with the numbers, if the
-    device or the host is too small for something.
+    progress: hears of each graph that was captured. agree: makes of the blocks that there is room
+    for, here and on the host, those that there will be. Raises UnfitMemory, with the numbers, if
+    the device or the host is too small for something.
     """
     block_bytes = BLOCK * config.kv_bytes_per_token(KV_DTYPES[settings.kv_dtype])
     host_blocks = _host_blocks(settings, block_bytes)
@@ -70,6 +81,7 @@ def assemble(
     with device.active():
         room = _room(device, decoder, kernels, settings, weight_bytes(weights))
         blocks = pool_blocks(room, block_bytes, wanted, settings.memory_fraction)
+        blocks, host_blocks = agree(blocks, host_blocks)
         with fitting("kv_memory", f"a KV cache of {blocks} blocks", room):
             pool = KVPool(device, kernels.ops, config, blocks, settings.kv_dtype, host_blocks)
         with fitting("cuda.memory_fraction", "what attention and graphs need beside it", room):

@@ -115,6 +115,21 @@ class CUDABackend:
         with self._device.active():
             return self._sampled.pop(ticket).collect()
 
+    @property
+    def newest(self) -> Tensor | None:
+        """What the step that was sampled last gave, int64 [rows], on the device."""
+        return None if self._newest is None else self._newest.tokens
+
+    def assume(self, tokens: Tensor) -> None:
+        """Take `tokens` [rows], on the device, as what the last step gave: it was sampled by
+        somebody else, who computes the same steps."""
+        with self._device.active(), torch.inference_mode():
+            self._newest = _Newest(self._device, tokens, wanted=False)
+
+    def forget(self, ticket: int) -> None:
+        """Drop the logits of a step that nobody samples here."""
+        del self._computed[ticket]
+
     def close(self) -> None:
         with self._device.active():
             self._device.synchronize()
@@ -131,7 +146,7 @@ class CUDABackend:
     def _hidden(self, parts: Computing, batch: Batch) -> Tensor:
         """What the head takes, of the batch's `logit_rows`."""
         rows = split(batch)
-        newest = None if self._newest is None else self._newest.tokens
+        newest = self.newest
         if parts.graphs is not None and rows.decodes is not None:
             bucket = parts.graphs.bucket_of(batch, rows.decodes)
             if bucket is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 import torch
@@ -45,6 +45,11 @@ class Computer(Protocol):
     @property
     def torch_device(self) -> torch.device:
         """Where collectives find their tensors."""
+        ...
+
+    @property
+    def agreement(self) -> Mapping[str, str]:
+        """What has to be the same on all ranks beside the model, by what it is called."""
         ...
 
     def load(self, part: Part, cut: Cut) -> Weights:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 
 from engine.backends.cpu import CPUBackend
@@ -21,6 +24,7 @@ class CPUComputer:
     """float32 weights on the CPU (the Computer protocol)."""
 
     torch_device = torch.device("cpu")
+    agreement: Mapping[str, str] = MappingProxyType({})
 
     def load(self, part: Part, cut: Cut) -> Weights:
         if part.wanted.threads is not None:

@@ -88,11 +88,12 @@ def led(followers: Followers, place: Place, wanted: Wanted, computer: Computer, 
     followers.start()
     with _failing_all(followers):
         part = Part(place, wanted)
-        _compare("another", part.agreement, followers.all(Kind.PLAN))
+        agreement = {**part.agreement, **computer.agreement}
+        _compare(agreement, followers.all(Kind.PLAN))
         followers.tell_all(Kind.PLAN)
         group = join()
         weights, fingerprint = _load(part, computer, group)
-        _compare("other", {"weights": fingerprint}, followers.all(Kind.READY))
+        _compare({"weights": fingerprint}, followers.all(Kind.READY))
         followers.tell_all(Kind.READY)
         backend = computer.leader(part, weights, followers, group, agree)
     return Led(backend, followers, part.shard.whole)
@@ -107,7 +108,7 @@ def followed(link: Link, place: Place, wanted: Wanted, computer: Computer, join:
 
     with telling(link):
         part = Part(place, wanted)
-        answered(link, Kind.PLAN, **part.agreement)
+        answered(link, Kind.PLAN, **part.agreement, **computer.agreement)
         group = join()
         weights, fingerprint = _load(part, computer, group)
         answered(link, Kind.READY, weights=fingerprint)
@@ -125,13 +126,13 @@ def _load(part: Part, computer: Computer, group: Group) -> tuple[Weights, str]:
     return joined(computer.load(part, cut), part.shard, group), str(fingerprint)
 
 
-def _compare(other: str, mine: Mapping[str, str], theirs: Mapping[int, Mapping[str, Any]]) -> None:
+def _compare(mine: Mapping[str, str], theirs: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise ConfigurationError if a rank is about to compute something else than rank 0."""
     for rank, said in sorted(theirs.items()):
         for what, value in mine.items():
             if said.get(what) != value:
                 raise ConfigurationError(
-                    f"rank {rank} has {other} {what} than rank 0: {said.get(what)}, not {value}"
+                    f"rank {rank} differs from rank 0 in {what}: {said.get(what)}, not {value}"
                 )
 
 

@@ -135,8 +135,8 @@ def test_all_have_as_many_blocks_as_the_smallest_has_room_for(path):
 @pytest.mark.parametrize(
     ("config", "seed", "message"),
     [
-        (replace(CONFIG, norm_eps=1e-3), 0, "rank 1 has another model than rank 0: ModelConfig"),
-        (CONFIG, 1, "rank 1 has other weights than rank 0: [0-9a-f]{64}, not [0-9a-f]{64}$"),
+        (replace(CONFIG, norm_eps=1e-3), 0, "rank 1 differs from rank 0 in model: ModelConfig"),
+        (CONFIG, 1, "rank 1 differs from rank 0 in weights: [0-9a-f]{64}, not [0-9a-f]{64}$"),
     ],
 )
 def test_a_rank_with_something_else_is_refused(path, tmp_path, config, seed, message):
@@ -158,7 +158,9 @@ def test_a_rank_that_cannot_load_its_part_ends_rank_0_with_its_words(path, tmp_p
 def test_another_format_of_the_kv_cache_is_refused(path):
     others = {1: replace(wanted(path, 2, 8), kv_dtype="bfloat16")}
     with (
-        pytest.raises(ConfigurationError, match="another KV format than rank 0: bfloat16, not fl"),
+        pytest.raises(
+            ConfigurationError, match="rank 0 in KV format: bfloat16, not f"
+        ),
         ranks(path, 2, 8, others=others),
     ):
         pass
