@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 
 from app.application import create_application
 from app.bridge import Bridge
-from app.computing import settle
+from app.computing import cuda_settings, offload_memory, settle
 from app.config import Config, check_pool
 from app.engine_settings import guard_settings, simulated_cost, step_limits
 from app.experiment.experiment import Experiment
@@ -51,7 +51,7 @@ from app.text.template import ChatTemplate
 from app.text.tokenizer import ByteTokenizer, Tokenizer
 from app.tracing.spans import Spans, open_spans
 from engine.allocation import ALLOCATIONS
-from engine.backends import CudaSettings, LoadedModel, load_on_cpu, load_on_cuda
+from engine.backends import CudaSettings, LoadedModel, Progress, load_on_cpu, load_on_cuda
 from engine.backends.base import Backend
 from engine.backends.choice import CPU, CUDA, SIMULATED, Choice
 from engine.backends.memory import auto_kv_bytes
@@ -269,12 +269,12 @@ def _load_model(
     """The model on the backend that was chosen."""
     if path is None or choice.backend == SIMULATED:
         return _simulated(config)
+    if choice.backend == CUDA:
+        with bar(console, "capturing CUDA graphs") as progress:
+            return _load_on_cuda(config, path, cuda_settings(config, choice), progress)
     if config.engine.tensor_parallel > 1:
         return lead_ranks(config, path)
     with naming_the_key("model.path"):
-        if choice.backend == CUDA:
-            with bar(console, "capturing CUDA graphs") as progress:
-                return load_on_cuda(path, _cuda_settings(config, choice), progress)
         return load_on_cpu(
             path,
             dtype=config.model.dtype,
@@ -282,9 +282,19 @@ def _load_model(
             folder=Path(config.model.directory),
             kv_memory_bytes=_kv_memory(config),
             kv_dtype=config.engine.kv_dtype,
-            offload_memory_bytes=_offload_memory(config),
+            offload_memory_bytes=offload_memory(config),
             threads=config.engine.threads,
         )
+
+
+def _load_on_cuda(
+    config: Config, path: Path, settings: CudaSettings, progress: Progress
+) -> LoadedModel:
+    """The model on this process's GPU, or on all ranks'."""
+    if config.engine.tensor_parallel > 1:
+        return lead_ranks(config, path, settings, progress)
+    with naming_the_key("model.path"):
+        return load_on_cuda(path, settings, progress)
 
 
 def _simulated(config: Config) -> LoadedModel:
@@ -297,27 +307,6 @@ def _simulated(config: Config) -> LoadedModel:
         move_seconds=simulated.move_s,
     )
     return LoadedModel(backend, SIMULATED_CONTEXT, ByteTokenizer().vocab_size)
-
-
-def _cuda_settings(config: Config, choice: Choice) -> CudaSettings:
-    """What the CUDA backend is told."""
-    engine = config.engine
-    assert choice.attention is not None, "a GPU was chosen together with what attends on it"
-    return CudaSettings(
-        attention=choice.attention,
-        kv_dtype=engine.kv_dtype,
-        kv_memory_bytes=None if engine.kv_memory == "auto" else engine.kv_memory,
-        memory_fraction=engine.cuda.memory_fraction,
-        graphs=engine.cuda.graphs,
-        offload_memory_bytes=_offload_memory(config),
-        max_step_tokens=max(engine.step_tokens, engine.prompt_step_tokens or 0),
-        max_rows=engine.max_rows,
-    )
-
-
-def _offload_memory(config: Config) -> int:
-    """Bytes of host memory for blocks that are put away."""
-    return config.engine.offload_memory if "offload" in config.engine.relief else 0
 
 
 def _kv_memory(config: Config) -> int:

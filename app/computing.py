@@ -8,6 +8,7 @@ from typing import Final
 
 from app.config import Config
 from app.problems import BadConfiguration, Problem, refuse
+from engine.backends import CudaSettings
 from engine.backends.choice import CPU, CUDA, Choice, Machine, choose
 from engine.errors import UnfitBackend
 
@@ -26,7 +27,7 @@ FORMATS: Final = {
 }
 
 SHARED_DTYPE: Final = "float32"
-"""Of weights that several processes share."""
+"""Of weights that several processes share on CPUs."""
 
 
 def settle(config: Config, machine: Machine | None = None) -> tuple[Config, Choice]:
@@ -46,6 +47,27 @@ def settle(config: Config, machine: Machine | None = None) -> tuple[Config, Choi
     return _settled(config, choice.backend), choice
 
 
+def cuda_settings(config: Config, choice: Choice) -> CudaSettings:
+    """What the CUDA backend is told."""
+    engine = config.engine
+    assert choice.attention is not None, "a GPU was chosen together with what attends on it"
+    return CudaSettings(
+        attention=choice.attention,
+        kv_dtype=engine.kv_dtype,
+        kv_memory_bytes=None if engine.kv_memory == "auto" else engine.kv_memory,
+        memory_fraction=engine.cuda.memory_fraction,
+        graphs=engine.cuda.graphs,
+        offload_memory_bytes=offload_memory(config),
+        max_step_tokens=max(engine.step_tokens, engine.prompt_step_tokens or 0),
+        max_rows=engine.max_rows,
+    )
+
+
+def offload_memory(config: Config) -> int:
+    """Bytes of host memory for blocks that are put away."""
+    return config.engine.offload_memory if "offload" in config.engine.relief else 0
+
+
 def _for_cpus(config: Config) -> str | None:
     """What is asked for that only a CPU does, so that `auto` need not look for a GPU."""
     cpu, cuda = FORMATS[CPU], FORMATS[CUDA]
@@ -56,8 +78,6 @@ def _for_cpus(config: Config) -> str | None:
     ):
         if wanted in here and wanted not in there:
             return f"{key} = {wanted} is for CPUs"
-    if engine.tensor_parallel > 1:
-        return f"engine.tensor_parallel = {engine.tensor_parallel} is for CPUs"
     return None
 
 
@@ -84,7 +104,7 @@ def _settled(config: Config, backend: str) -> Config:
     model, engine = config.model, config.engine
     dtype: str = model.dtype
     kv_dtype: str = engine.kv_dtype
-    if dtype == "auto" and engine.tensor_parallel > 1:
+    if dtype == "auto" and backend == CPU and engine.tensor_parallel > 1:
         dtype = SHARED_DTYPE
     elif dtype == "auto" and backend in FORMATS:
         dtype = FORMATS[backend].weights[0]

@@ -13,9 +13,11 @@ from types import FrameType
 import click
 import structlog
 
+from app.computing import cuda_settings, offload_memory
 from app.config import Config
 from app.problems import BadConfiguration, Problem, naming_the_key
-from engine.backends import LoadedModel, follow, lead
+from engine.backends import CudaSettings, LoadedModel, Progress, follow, lead
+from engine.backends.choice import CUDA, Choice
 from engine.backends.parallel.followers import Followers
 from engine.backends.parallel.place import Place
 from engine.backends.parallel.wanted import Wanted
@@ -51,17 +53,23 @@ def _disagreement(wanted: int, place: Place) -> str:
     return f"{wanted} processes have to be started together: {command}"
 
 
-def lead_ranks(config: Config, path: Path) -> LoadedModel:
+def lead_ranks(
+    config: Config,
+    path: Path,
+    cuda: CudaSettings | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
     """Load the model at `path` together with all other ranks, which follow from then on.
 
-    Raises ConfigurationError, and RanksLost if one of them ends.
+    cuda: None where they compute on CPUs. progress: hears of the graphs that are captured. Raises
+    ConfigurationError, and RanksLost if one of them ends.
     """
     place = place_of(config)
     if place.rank:
         raise BadConfiguration(Problem("engine.tensor_parallel", "only octavo serve has followers"))
     log.info("waiting for the other ranks", ranks=place.world)
     with _starting():
-        return lead(place, _wanted(config, path))
+        return lead(place, _wanted(config, path), cuda, progress)
 
 
 @contextmanager
@@ -93,16 +101,18 @@ def _end_at_once(followers: Followers) -> None:
     os._exit(1)
 
 
-def follow_rank_0(config: Config, place: Place, path: Path | None) -> None:
+def follow_rank_0(config: Config, choice: Choice, place: Place, path: Path | None) -> None:
     """Compute what rank 0 computes, until it ends. Opens no port.
 
+    config: settled, with this choice.
     SIGINT and SIGTERM end all ranks, by way of rank 0; the third ends this process at once. Raises
     ConfigurationError, and RanksLost if rank 0 ends otherwise.
     """
     assert path is not None, "a simulated model has no ranks"
     log.info("following rank 0; no port is opened", rank=place.rank, ranks=place.world)
     with _starting():
-        follower = follow(place, _wanted(config, path))
+        cuda = cuda_settings(config, choice) if choice.backend == CUDA else None
+        follower = follow(place, _wanted(config, path), cuda)
     log.info("ready to follow", rank=place.rank, kv_blocks=follower.blocks)
     left = [3]
 
@@ -127,7 +137,7 @@ def _wanted(config: Config, path: Path) -> Wanted:
         path,
         kv_dtype=engine.kv_dtype,
         kv_memory_bytes=None if engine.kv_memory == "auto" else engine.kv_memory,
-        offload_memory_bytes=engine.offload_memory if "offload" in engine.relief else 0,
+        offload_memory_bytes=offload_memory(config),
         threads=engine.threads,
         timeout_s=engine.rank_timeout_s,
     )

@@ -41,8 +41,8 @@ def serve(loaded: LoadedConfig) -> None:
     configure_logs(config.log.level, config.log.format)
     place = place_of(config)
     if place.rank:
-        config, _ = settle(config)
-        follow_rank_0(config, place, model_path(config, Console(stderr=True)))
+        config, choice = settle(config)
+        follow_rank_0(config, choice, place, model_path(config, Console(stderr=True)))
         return
     listener = Listener(config.server)
     with closing(listener.socket):  # also where the model cannot be loaded

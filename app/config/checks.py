@@ -180,9 +180,6 @@ def _no_shards(config: Config, origin: Origin) -> Iterator[Problem]:
             f"{ranks} processes need a model that is computed, and engine.backend is simulated"
         )
         yield Problem(".".join(key), message, origin(key, ("engine", "backend")))
-    elif config.engine.backend == "cuda":
-        message = f"{ranks} processes share a model on CPUs only; write engine.backend = cpu"
-        yield Problem(".".join(key), message, origin(key, ("engine", "backend")))
     elif config.model.dtype == "int8":
         message = f"{ranks} processes cannot share int8 weights; write model.dtype = float32"
         yield Problem(".".join(key), message, origin(key, ("model", "dtype")))

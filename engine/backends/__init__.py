@@ -16,6 +16,7 @@ from engine.backends.base import Backend, StepTimes
 from engine.capacity import Roofline
 
 if TYPE_CHECKING:
+    from engine.backends.parallel.computer import Computer
     from engine.backends.parallel.follower import Follower
     from engine.backends.parallel.followers import Followers
     from engine.backends.parallel.place import Place
@@ -93,28 +94,6 @@ def load_on_cpu(
     )
 
 
-def lead(place: Place, wanted: Wanted) -> LoadedModel:
-    """Load a model onto several processes, of which this is rank 0; see `parallel.loading`."""
-    spin_less()
-    from engine.backends.parallel import loading
-    from engine.backends.parallel.cpu_ranks import CPUComputer, threads
-
-    led = loading.lead(place, wanted, CPUComputer())
-    context_length, vocab = led.config.context_length, led.config.vocab
-    return LoadedModel(
-        led.backend, context_length, vocab, threads=threads(), followers=led.followers
-    )
-
-
-def follow(place: Place, wanted: Wanted) -> Follower:
-    """Load another rank's shard, ready to follow rank 0; see `parallel.loading`."""
-    spin_less()
-    from engine.backends.parallel import loading
-    from engine.backends.parallel.cpu_ranks import CPUComputer
-
-    return loading.follow(place, wanted, CPUComputer())
-
-
 @dataclass(frozen=True, slots=True)
 class CudaSettings:
     """How a model is computed on a GPU.
@@ -147,6 +126,45 @@ def load_on_cuda(path: Path, settings: CudaSettings, progress: Progress) -> Load
     config = read_config(path)
     backend = create(path, settings, progress)
     return LoadedModel(backend, config.context_length, config.vocab)
+
+
+def lead(
+    place: Place,
+    wanted: Wanted,
+    cuda: CudaSettings | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model onto several processes, of which this is rank 0; see `parallel.loading`.
+
+    cuda: None where they compute on CPUs. progress: as of `load_on_cuda`.
+    """
+    spin_less()
+    from engine.backends.parallel import loading
+
+    led = loading.lead(place, wanted, _computer(place, cuda, progress))
+    context_length, vocab = led.config.context_length, led.config.vocab
+    return LoadedModel(
+        led.backend, context_length, vocab, threads=led.threads, followers=led.followers
+    )
+
+
+def follow(place: Place, wanted: Wanted, cuda: CudaSettings | None = None) -> Follower:
+    """Load another rank's shard, ready to follow rank 0; see `parallel.loading`."""
+    spin_less()
+    from engine.backends.parallel import loading
+
+    return loading.follow(place, wanted, _computer(place, cuda, None))
+
+
+def _computer(place: Place, cuda: CudaSettings | None, progress: Progress | None) -> Computer:
+    """What a rank computes with. Raises UnfitBackend if it has no GPU of its own."""
+    if cuda is not None:
+        from engine.backends.parallel.device_ranks import on_own_gpu
+
+        return on_own_gpu(place, cuda, progress)
+    from engine.backends.parallel.cpu_ranks import CPUComputer
+
+    return CPUComputer()
 
 
 def int8_weight_bits(path: Path) -> int:

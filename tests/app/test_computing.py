@@ -84,15 +84,14 @@ def test_a_format_that_only_cpus_know_makes_auto_the_cpu(said: str) -> None:
     assert choice.reason == f"{said.replace('=', ' = ')} is for CPUs"
 
 
-def test_processes_that_share_a_model_do_so_on_cpus_in_float32() -> None:
-    settled, choice = settle(config("engine.tensor_parallel=2"), WithDevice())
-    assert (choice.backend, settled.model.dtype, settled.engine.kv_dtype) == (
-        "cpu",
-        "float32",
-        "float32",
-    )
-    with pytest.raises(ConfigurationError, match="2 processes share a model on CPUs only"):
-        config("engine.tensor_parallel=2", "engine.backend=cuda")
+@pytest.mark.parametrize(
+    ("machine", "backend", "dtype"),
+    [(WithDevice(), "cuda", "bfloat16"), (WithoutDevice(), "cpu", "float32")],
+)
+def test_processes_that_share_a_model_do_so_in_float32_on_cpus(machine, backend, dtype) -> None:
+    settled, choice = settle(config("engine.tensor_parallel=2"), machine)
+    found = choice.backend, settled.model.dtype, settled.engine.kv_dtype
+    assert found == (backend, dtype, dtype)
 
 
 def test_settling_twice_changes_nothing() -> None:

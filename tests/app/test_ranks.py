@@ -20,9 +20,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from app.config import load_config
 from app.problems import naming_the_key
-from app.ranks import place_of
+from app.ranks import lead_ranks, place_of
+from engine.backends import CudaSettings
 from engine.backends.parallel.place import Place
 from engine.backends.parallel.shards import Shard
+from engine.backends.parallel.wanted import Wanted
 from engine.errors import ConfigurationError
 from tests.app.text.tiny_tokenizers import train, write_folder
 from tests.engine.models.tiny_llama import CONFIG
@@ -351,3 +353,16 @@ def test_a_model_that_cannot_be_dealt_is_refused_by_the_knob():
         naming_the_key("model.path"),
     ):
         Shard(CONFIG, 0, 3)
+
+
+def test_rank_0_is_told_what_to_compute_on(monkeypatch, tmp_path: Path):
+    """Whatever of a GPU is configured reaches who loads."""
+    told: list[Any] = []
+    monkeypatch.setattr("app.ranks.lead", lambda *parts: told.append(parts))
+    for key, value in (TORCHRUN | {"RANK": "0"}).items():
+        monkeypatch.setenv(key, value)
+    shared = [*SHARED[:1], "engine.kv_memory=4MiB", "engine.kv_dtype=bfloat16"]
+    config, cuda = load_config(overrides=shared), CudaSettings(graphs=False)
+    lead_ranks(config, tmp_path, cuda)
+    wanted = Wanted(tmp_path, "bfloat16", kv_memory_bytes=4 << 20)
+    assert told == [(Place(0, 2, 1, 2), wanted, cuda, None)]

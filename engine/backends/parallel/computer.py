@@ -52,6 +52,11 @@ class Computer(Protocol):
         """What has to be the same on all ranks beside the model, by what it is called."""
         ...
 
+    @property
+    def threads(self) -> int | None:
+        """How many compute a rank's part of a step; None where that is a GPU's business."""
+        ...
+
     def load(self, part: Part, cut: Cut) -> Weights:
         """The weights of a rank, of which `cut` says what it keeps."""
         ...

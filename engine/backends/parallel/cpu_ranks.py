@@ -26,6 +26,10 @@ class CPUComputer:
     torch_device = torch.device("cpu")
     agreement: Mapping[str, str] = MappingProxyType({})
 
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
     def load(self, part: Part, cut: Cut) -> Weights:
         if part.wanted.threads is not None:
             torch.set_num_threads(part.wanted.threads)
@@ -48,11 +52,6 @@ class CPUComputer:
         room = fitting_blocks(config, wanted.kv_dtype, memory, wanted.offload_memory_bytes)
         blocks, host_blocks = agree(*room)
         return TorchRunner(weights, config, blocks, wanted.kv_dtype, host_blocks)
-
-
-def threads() -> int:
-    """How many compute this rank's part of a step."""
-    return torch.get_num_threads()
 
 
 class RunnerSteps:

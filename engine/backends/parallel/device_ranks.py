@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from engine.backends import CudaSettings, Progress
 from engine.backends.cuda.assembly import Kernels, assemble
 from engine.backends.cuda.backend import CUDABackend
-from engine.backends.cuda.device import Device
+from engine.backends.cuda.device import CUDADevice, Device
+from engine.backends.cuda.gpu import DTYPE, gpu_kernels
 from engine.backends.cuda.model import keeping, moved
 from engine.backends.cuda.sizing import check_weights
 from engine.backends.parallel.computer import Agree
@@ -25,11 +27,30 @@ from engine.backends.parallel.followers import Followers
 from engine.backends.parallel.group import Group, leave
 from engine.backends.parallel.messages import pack
 from engine.backends.parallel.part import Part
+from engine.backends.parallel.place import Place
 from engine.batch import Batch
 from engine.controls import Sampled, SampleRow
+from engine.errors import UnfitBackend
 from engine.models.config import ModelConfig
 from engine.models.files import load_weights
 from engine.models.weights import Cut, Weights
+
+
+def on_own_gpu(
+    place: Place, settings: CudaSettings, progress: Progress | None = None
+) -> DeviceComputer:
+    """The GPU of the rank at `place`: that of its number on this machine.
+
+    Raises UnfitBackend if there are fewer.
+    """
+    there = torch.cuda.device_count()
+    if place.local_rank >= there:
+        ranks = f"{place.local_world} processes on this machine need a GPU each, and torch sees"
+        remedy = "start fewer, or write engine.backend = cpu"
+        raise UnfitBackend("backend", f"{ranks} {there}", remedy)
+    device = CUDADevice(place.local_rank)
+    kernels = partial(gpu_kernels, device, settings=settings)
+    return DeviceComputer(device, kernels, settings, DTYPE, progress)
 
 
 class DeviceComputer:
@@ -55,6 +76,10 @@ class DeviceComputer:
     @property
     def torch_device(self) -> torch.device:
         return self._device.torch_device
+
+    @property
+    def threads(self) -> None:
+        return None
 
     @property
     def agreement(self) -> dict[str, str]:

@@ -64,7 +64,7 @@ class Followers:
             thread.start()
 
     def when_one_leaves(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, on any thread, once a rank is lost or was told to end; at once if it was."""
+        """Call `tell`, on any thread, when a rank is lost or was told to end; at once if it was."""
         with self._changed:
             self._tell = tell
             already = self._leaving
@@ -174,15 +174,14 @@ class Followers:
 
     def _heard(self, rank: int, kind: Kind, values: dict[str, Any]) -> None:
         with self._changed:
-            match kind:
-                case _ if kind in ROUNDS:
-                    self._said[kind][rank] = values
-                case Kind.LEAVING:
-                    log.warning("rank %d was told to end, and so all do", rank)
-                    self._leave()
-                case Kind.FAULT if not self._stopping:
-                    symptom = bool(values.get("symptom"))
-                    self._lose(Loss(rank, str(values.get("reason")), symptom))
+            if kind in ROUNDS:
+                self._said[kind][rank] = values
+            elif kind == Kind.LEAVING:
+                log.warning("rank %d was told to end, and so all do", rank)
+                self._leave()
+            elif kind == Kind.FAULT and not self._stopping:
+                symptom = bool(values.get("symptom"))
+                self._lose(Loss(rank, str(values.get("reason")), symptom))
             self._changed.notify_all()
 
     def _lose(self, loss: Loss) -> None:
@@ -196,9 +195,9 @@ class Followers:
 
     def _leave(self) -> None:
         """Under the lock; whoever is told only takes a note."""
-        if not self._leaving and self._tell is not None:
-            self._tell()
         self._leaving = True
+        if self._tell is not None:
+            self._tell()
 
     def _lost(self) -> GroupLost | None:
         """Under the lock."""

@@ -82,15 +82,17 @@ def join(place: Place, store: Store, device: torch.device, timeout_s: float) -> 
 
     timeout_s: how long a collective waits for a rank that does not come. Raises CollectiveFailed.
     """
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.set_device(device)
     with _failing():
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            "nccl" if on_gpu else "gloo",
             store=store,
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=timeout_s),
+            device_id=device if on_gpu else None,  # then NCCL connects now, and in no graph
         )
     world = dist.group.WORLD
     assert world is not None, "it has been made"

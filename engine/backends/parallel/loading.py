@@ -45,11 +45,12 @@ Join = Callable[[], Group]
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """What rank 0 has. config: of the whole model."""
+    """What rank 0 has. config: of the whole model. threads: as of its Computer."""
 
     backend: Backend
     followers: Followers
     config: ModelConfig
+    threads: int | None
 
 
 def lead(place: Place, wanted: Wanted, computer: Computer) -> Led:
@@ -96,7 +97,7 @@ def led(followers: Followers, place: Place, wanted: Wanted, computer: Computer, 
         _compare({"weights": fingerprint}, followers.all(Kind.READY))
         followers.tell_all(Kind.READY)
         backend = computer.leader(part, weights, followers, group, agree)
-    return Led(backend, followers, part.shard.whole)
+    return Led(backend, followers, part.shard.whole, computer.threads)
 
 
 def followed(link: Link, place: Place, wanted: Wanted, computer: Computer, join: Join) -> Follower:

@@ -19,9 +19,10 @@ from support.ranks import ranks, wanted
 
 from engine.backends import CudaSettings
 from engine.backends.cpu import on_torch
-from engine.backends.parallel.device_ranks import DeviceComputer
+from engine.backends.parallel.device_ranks import DeviceComputer, on_own_gpu
+from engine.backends.parallel.place import Place
 from engine.controls import RowControls
-from engine.errors import ConfigurationError, GroupLost, RowFault
+from engine.errors import ConfigurationError, GroupLost, RowFault, UnfitBackend
 from engine.models.files import load_weights, read_config
 from tests.engine.backends.batches import Work, greedy_rows, make_batch
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
@@ -149,14 +150,18 @@ def test_all_have_as_many_blocks_as_the_smallest_has_room_for(path):
         assert (both.backend.total_blocks, both.backend.host_blocks) == (8, 6)
 
 
+def test_a_rank_without_a_gpu_of_its_own_is_refused_with_the_numbers(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UnfitBackend, match="2 processes on this machine need a GPU each, and torc"):
+        on_own_gpu(Place(1, 2, 1, 2), CudaSettings())
+
+
 def test_ranks_that_would_capture_other_graphs_are_refused(path):
     one, _ = computers(path, 8)
     other, _ = computers(path, 8, graphs=[1])
     make = lambda rank: (one, other)[rank](rank)  # noqa: E731
     with (
-        pytest.raises(
-            ConfigurationError, match="differs from rank 0 in settings of the GPU"
-        ),
+        pytest.raises(ConfigurationError, match="differs from rank 0 in settings of the GPU"),
         ranks(path, 2, 8, computer=make),
     ):
         pass
