@@ -1,15 +1,21 @@
-"""How hypothesis tests here, and how a run of the tests ended, for .ci/run.
+"""How hypothesis and Triton run here, and how a run of the tests ended, for .ci/run.
 
 Hypothesis tries the same examples every time, on however slow a machine: what is found by chance
 would be found in somebody else's change. To look for more, with other examples each time: `make
 test ARGS="--hypothesis-profile=explore"`.
+
+Triton's kernels run in its interpreter, which is decided when it is imported: transformers does.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from support.ended import ENDED, SOME_FAILED
+
+os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile(
     "repeatable",

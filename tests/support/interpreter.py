@@ -1,7 +1,7 @@
 """Triton's interpreter, rounding and multiplying as a GPU does, with the NumPy of today.
 
-Import it before any kernel: what the interpreter runs is decided where a kernel is defined, and for
-Triton's own functions where Triton is imported. Of Triton 3.6 this mends that
+What the interpreter runs is decided where a kernel is defined, and for Triton's own functions where
+Triton is imported: tests/conftest.py has said so by then. Of Triton 3.6 this mends that
 
 - bfloat16 is cut off where it should be rounded, and eight bits lose the carry of a rounding,
 - matrix products multiply the bits of bfloat16 as if they were whole numbers,
@@ -10,8 +10,6 @@ Triton's own functions where Triton is imported. Of Triton 3.6 this mends that
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-
-if "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET"):
-    raise RuntimeError("triton was imported before its interpreter was asked for")
-os.environ["TRITON_INTERPRET"] = "1"
-
 import triton.language as tl
 from triton.runtime import interpreter
+
+if not isinstance(tl.sum, interpreter.InterpretedFunction):
+    raise RuntimeError("triton was imported without TRITON_INTERPRET=1")
 
 Builder = interpreter.InterpreterBuilder
 
