@@ -113,10 +113,10 @@ def _triton(device: Device, config: ModelConfig, most_rows: int) -> Callable[[KV
     module = importlib.import_module("engine.backends.cuda.triton_attention")
 
     def make(pool: KVPool) -> Attention:
-        attention: Attention = module.TritonAttention(
-            device, pool.layers, config.heads, scales=_scales(pool)
-        )
-        return attention
+        attention = module.TritonAttention(device, pool.layers, config.heads, scales=_scales(pool))
+        attention.warm_up(DTYPE)
+        made: Attention = attention
+        return made
 
     return make
 

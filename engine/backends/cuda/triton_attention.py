@@ -29,6 +29,7 @@ from engine.backends.cuda.kernels.chunk_attention import (
 from engine.backends.cuda.kernels.decode_attention import decode_attention
 from engine.backends.cuda.kernels.paging import Pool, Tables
 from engine.backends.cuda.split import PagedRows, Split
+from engine.backends.cuda.warm_up import every_variant
 from engine.backends.cuda.wrappers import Scales
 from engine.batch import Int32
 
@@ -85,6 +86,21 @@ class TritonAttention:
     def graph(self, bucket: int, most_blocks: int) -> TritonGraph:
         """See `Attention`."""
         return TritonGraph(self._device, self._pools, bucket, most_blocks)
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile all that steps may need for queries of this type; leaves nothing planned.
+
+        Computes over the last block of the first layer, whatever is in it.
+        """
+        keys = self._pools[0].keys
+        blocks, _, kv_heads, head_dim = keys.shape
+        heads = kv_heads * self._group
+        for step in every_variant(kv_heads, self._group, self._largest_tile, blocks - 1):
+            self.plan(step)
+            queries = torch.zeros(step.tokens, heads, head_dim, dtype=dtype, device=keys.device)
+            with self._device.active():
+                self.run(0, queries, None)
+        self.plan(Split(None, None, decode_tokens=0))
 
     def _planned_chunks(self, rows: PagedRows) -> tuple[Tables, Tiles]:
         """Block tables and tiles of chunks, on the device."""

@@ -20,19 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.online_softmax import NOTHING, attend
-from engine.backends.cuda.kernels.paging import Pool, Tables, extent, places
+from engine.backends.cuda.kernels.paging import TABLES, Pool, Tables, extent, places
 
 Int32 = npt.NDArray[np.int32]
 
-ARRAYS = [
-    "tile_rows",
-    "tile_firsts",
-    "qo_indptr",
-    "kv_indptr",
-    "kv_indices",
-    "last_page_len",
-]
-"""Arguments that begin anywhere in an upload: a kernel for each way would be compiled otherwise."""
+ARRAYS = ["tile_rows", "tile_firsts", "qo_indptr", *TABLES]
 
 SMALLEST, LARGEST = 16, 128
 """Queries times heads of a group in a tile."""
@@ -117,7 +109,7 @@ def chunk_attention(
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=ARRAYS)
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=ARRAYS)
 def _attend_tile(
     out,
     queries,

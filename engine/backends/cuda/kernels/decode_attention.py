@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.backends.cuda.kernels.online_softmax import NOTHING, attend
-from engine.backends.cuda.kernels.paging import Pool, Tables, extent, places
+from engine.backends.cuda.kernels.paging import TABLES, Pool, Tables, extent, places
 
 BUSY = 4 * 132
 """Programs that keep a large GPU busy, four for each multiprocessor of an H200."""
@@ -86,7 +86,7 @@ def shares(rows: int, kv_heads: int) -> int:
     return min(max(wanted, FEWEST), MOST)
 
 
-@triton.jit(do_not_specialize_on_alignment=["kv_indptr", "kv_indices", "last_page_len"])
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=TABLES)
 def _attend_share(
     parts,
     sizes,
@@ -144,7 +144,7 @@ def _attend_share(
         tl.store(place, out / total[:, None], mask=real)
 
 
-@triton.jit(do_not_specialize_on_alignment=["kv_indptr", "last_page_len"])
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=TABLES)
 def _merge(
     out,
     parts,

@@ -13,6 +13,9 @@ from engine.batch import BLOCK
 
 PAGE = tl.constexpr(BLOCK)
 
+TABLES = ["kv_indptr", "kv_indices", "last_page_len"]
+"""Arguments that begin anywhere in an upload: a kernel for each way would be compiled otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:

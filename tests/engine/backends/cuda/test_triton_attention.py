@@ -14,9 +14,11 @@ from support.cpu_device import CPUDevice
 from support.interpreter import interpreted
 
 from engine.backends import reference
+from engine.backends.cuda import triton_attention
 from engine.backends.cuda.kernels import chunk_attention, decode_attention
 from engine.backends.cuda.split import padded, split
 from engine.backends.cuda.triton_attention import TritonAttention
+from engine.backends.cuda.warm_up import every_variant
 from engine.backends.cuda.wrappers import Scales
 from engine.batch import BLOCK, Batch
 from tests.engine.backends.batches import Work, make_batch
@@ -33,7 +35,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few programs, since the interpreter is slow, and yet several shares of a short KV."""
     for name, value in {"BUSY": 1, "FEWEST": 2, "SHORTEST": 16}.items():
         monkeypatch.setattr(decode_attention, name, value)
-    monkeypatch.setattr(chunk_attention, "LARGEST", 32)
     with interpreted():
         yield
 
@@ -258,6 +259,40 @@ def test_what_does_not_fit_together_is_refused(rng: np.random.Generator):
     attention.plan(split(case.batch))
     with pytest.raises(ValueError, match="3 queries, where 1 were planned"):
         attention.run(0, case.queries.expand(3, -1, -1), None)
+
+
+def test_warming_up_launches_every_variant(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+):
+    case = Case(rows(rng, (20, 1)), rng)
+    attention = case.attention()
+    shares, sizes = set(), set()
+    monkeypatch.setattr(decode_attention, "BUSY", 64)
+    monkeypatch.setattr(
+        triton_attention,
+        "decode_attention",
+        lambda queries, *_: shares.add(decode_attention.shares(len(queries), KV_HEADS)),
+    )
+    monkeypatch.setattr(
+        triton_attention,
+        "chunk_attention",
+        lambda queries, pool, tables, tiles, *_: sizes.add(tiles.size),
+    )
+    attention.warm_up(torch.float32)
+    assert shares == {decode_attention.shares(n, KV_HEADS) for n in range(1, 5000)}
+    assert sizes == {16, 32}
+    assert attention.run(0, case.queries[:0], None).shape == (0, 4, 16)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8, 40])
+def test_a_variant_is_launched_for_every_size_of_tile(group: int):
+    largest = 128
+    steps = [step.chunks for step in every_variant(8, group, largest, 0) if step.chunks]
+    launched = {
+        chunk_attention.tile_size(np.diff(chunks.qo_indptr), group, largest) for chunks in steps
+    }
+    needed = {chunk_attention.tile_size(np.array([n]), group, largest) for n in range(1, 300)}
+    assert launched == needed
 
 
 def test_an_empty_step_is_legal(rng: np.random.Generator):
