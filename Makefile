@@ -1,6 +1,6 @@
 # Everything a person or CI does with this repository. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup model weights native serve check test test-all fuzz bench bench-http bench-peers load soak clean
+.PHONY: help setup model weights native serve check test test-all fuzz bench bench-http bench-peers load soak pack-gpu test-gpu rehearse-gpu clean
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -12,9 +12,11 @@ FUZZ_S ?= 1200
 LOAD_S ?= 120
 SOAK_S ?= 14400
 SIMULATED ?=
+GPU_PYTHON ?= python3
+GPU_ARCHIVE := build/gpu/octavo-gpu.tar.xz
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev weights ## install everything that serving, checking and testing need
 
@@ -59,6 +61,17 @@ load: $(VENV)/.load weights ## two minutes of Locust against a server of its own
 
 soak: $(VENV)/.load weights ## hours of it, watching memory, blocks and open files (SOAK_S=14400)
 	@$(BIN)/python -m loadtest.load --shape soak --seconds $(SOAK_S) $(if $(SIMULATED),--simulated) $(ARGS)
+
+pack-gpu: $(VENV)/.flashinfer ## what a machine with a GPU needs, kernels compiled: build/gpu/octavo-gpu.tar.xz
+	$(BIN)/python -m tests.gpu.pack $(ARGS)
+
+# On a machine without set-up or network: its own Python has torch, the archive has the rest.
+test-gpu: ## ask a GPU all that was prepared, in 8 minutes (ARGS="--only decode")
+	@test -d build/gpu/site || test ! -f $(GPU_ARCHIVE) || tar -xf $(GPU_ARCHIVE) --strip-components=1 octavo-gpu/build/gpu/site
+	@FLASHINFER_WORKSPACE_BASE=$(CURDIR)/build/gpu PYTHONPATH=build/gpu/site:.:tests $(GPU_PYTHON) -m tests.gpu $(ARGS)
+
+rehearse-gpu: $(VENV)/.dev ## the same on a stand-in, where nothing is measured
+	@PYTHONPATH=.:tests $(BIN)/python -m tests.gpu --rehearse $(ARGS)
 
 clean: ## remove what was installed and cached; models stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

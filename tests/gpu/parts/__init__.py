@@ -1,0 +1,1 @@
+"""The parts, in the order in which they are run."""
