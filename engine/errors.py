@@ -87,5 +87,9 @@ class GroupLost(Exception):
         self.reason = reason
 
 
+class BackendLost(Exception):
+    """A backend that computes no more in this process, whatever it is asked: the engine ends."""
+
+
 class CollectiveFailed(Exception):
     """Something that ranks do together did not come about: one of the others is gone or late."""

@@ -11,7 +11,7 @@ from engine.backends.base import Backend
 from engine.clock import Clock
 from engine.controls import Sampled
 from engine.cost import LearningCost
-from engine.errors import RowFault
+from engine.errors import BackendLost, RowFault
 from engine.inbox import Abort, Explain, FinishAt, Inspect, Message, Reconfigure, Stop, Submission
 from engine.outputs import Failure, FailureKind, Finish, FinishReason, Look, Output
 from engine.plan import Flight, Plan
@@ -180,7 +180,10 @@ class Engine:
                 self.recorder.refused(error)
 
     def _land(self) -> None:
-        """Collect the oldest step; a fault ends the requests it must, and no others."""
+        """Collect the oldest step; a fault ends the requests it must, and no others.
+
+        Raises BackendLost: that ends them all.
+        """
         flight = self._flights.popleft()
         try:
             if flight.fault is not None:
@@ -190,6 +193,8 @@ class Engine:
         except RowFault as fault:
             log.error("rows %s of step %d failed: %s", fault.rows, flight.plan.step, fault.reason)
             self._crash(flight, set(fault.rows))
+        except BackendLost:
+            raise
         except Exception:
             log.exception("step %d failed", flight.plan.step)
             self._crash(flight, set())
@@ -222,6 +227,8 @@ class Engine:
             return
         try:
             self.backend.collect(flight.ticket)
+        except BackendLost:
+            raise
         except Exception:
             log.exception("step %d failed; its rows are computed again", flight.plan.step)
 

@@ -27,7 +27,8 @@ class Backend(Protocol):
 
     A step is `submit`, `sample`, `collect`, with the ticket tying them together; at depth 1 the
     next `submit` may come before the last `collect`. A `RowFault` from any of the three fails the
-    rows it names; any other exception fails the requests of the batch.
+    rows it names, BackendLost ends the engine, and any other exception fails the requests of the
+    batch.
     """
 
     @property

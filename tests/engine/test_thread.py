@@ -12,6 +12,7 @@ from engine.backends.scripted import ScriptedBackend, raising
 from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
 from engine.cost import LinearCost
+from engine.errors import BackendLost
 from engine.inbox import Abort, Stop, Submission
 from engine.limits import Limits
 from engine.loop import Engine
@@ -25,7 +26,7 @@ from policies.fcfs import FCFS
 class Runner:
     """A real thread around a scripted engine; outputs arrive in a queue."""
 
-    def __init__(self, policy=FCFS, scheduler=Scheduler, **scripted) -> None:
+    def __init__(self, policy=FCFS, scheduler=Scheduler, depth=0, **scripted) -> None:
         self.outputs: queue.Queue[Output] = queue.Queue()
         self.exited = threading.Event()
         self.clock = MonotonicClock()
@@ -38,6 +39,7 @@ class Runner:
             clock=self.clock,
             cost=LinearCost(),
             emit=self._emit,
+            depth=depth,
         )
         self.thread = EngineThread(engine, on_exit=self.exited.set)
 
@@ -165,6 +167,25 @@ class OpensLater(Policy):
         best = heads.best()
         opens = heads[best].arrival + 0.03
         return best if step.now >= opens else Hold(opens)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("call", ["submit", "collect"])
+def test_a_backend_that_is_lost_ends_the_thread_and_everybody(call: str, depth: int) -> None:
+    runner = Runner(depth=depth)
+
+    def lost(*_: object) -> None:
+        raise BackendLost("planted")
+
+    setattr(runner.backend, call, lost)
+    runner.submit(1)
+    runner.submit(2)
+    runner.thread.start()
+    for number in (1, 2):
+        finish = runner.end_of(number).finish
+        assert finish.failure.kind is FailureKind.ENGINE_FAULT
+    assert runner.exited.wait(60)
+    assert runner.thread.ended is not None
 
 
 def test_a_held_request_starts_when_the_hold_ends_without_any_message(runner) -> None:

@@ -11,7 +11,8 @@ tokens of the step before, since what they forbid or penalise is worked out on t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,13 +22,14 @@ from torch import Tensor
 from engine.backends.cuda.attention import Attention
 from engine.backends.cuda.device import Device
 from engine.backends.cuda.graphs import DecodeGraphs
-from engine.backends.cuda.inputs import inputs_of
+from engine.backends.cuda.inputs import check, inputs_of
 from engine.backends.cuda.model import Decoder
 from engine.backends.cuda.pool import KVPool
 from engine.backends.cuda.sampler import PendingSample
 from engine.backends.cuda.split import split
 from engine.batch import Batch
 from engine.controls import RowControls, Sampled, SampleRow, ScoredRow
+from engine.errors import BackendLost, RowFault
 
 
 class Sampler(Protocol):
@@ -92,7 +94,9 @@ class CUDABackend:
 
     def submit(self, batch: Batch) -> int:
         parts = self._open()
-        with self._device.active(), torch.inference_mode():
+        newest = self._newest
+        check(batch, parts.decoder.config, 0 if newest is None else len(newest.tokens))
+        with self._computing():
             parts.pool.move(batch)
             logits = parts.decoder.logits(self._hidden(parts, batch))
         self._tickets += 1
@@ -103,7 +107,7 @@ class CUDABackend:
         batch, logits = self._computed.pop(ticket)
         if len(rows) != len(batch.sample_rows):
             raise ValueError(f"{len(rows)} rows of controls for {len(batch.sample_rows)} rows")
-        with self._device.active(), torch.inference_mode():
+        with self._computing():
             known = self._caught_up(batch, list(rows))
             names = batch.sample_rows.tolist()
             pending = self._open().sampler.sample(logits, known, batch.scored, names)
@@ -112,7 +116,7 @@ class CUDABackend:
         self._sampled[ticket] = pending
 
     def collect(self, ticket: int) -> Sampled:
-        with self._device.active():
+        with self._computing():
             return self._sampled.pop(ticket).collect()
 
     @property
@@ -131,12 +135,29 @@ class CUDABackend:
         del self._computed[ticket]
 
     def close(self) -> None:
-        with self._device.active():
+        with self._device.active(), suppress(RuntimeError):  # of a device that is lost
             self._device.synchronize()
+        with self._device.active():
             self._parts = self._newest = None
             self._computed.clear()
             self._sampled.clear()
             self._device.release_cached()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Raises BackendLost for what the device does not recover from: after an access to memory
+        that is not there, say, CUDA answers every call of the process with that error."""
+        with self._device.active(), torch.inference_mode():
+            try:
+                yield
+            except RowFault:
+                raise
+            except Exception as error:
+                try:
+                    self._device.synchronize()
+                except RuntimeError as lost:
+                    raise BackendLost(f"the device computes no more: {lost}") from error
+                raise
 
     def _open(self) -> Computing:
         if self._parts is None:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from support.cpu_device import CPUDevice
+from support.cpu_device import CPUDevice, CPUDownload
 from support.cuda_parts import on_stand_in
 
 from engine.backends.cpu import on_torch
 from engine.backends.cuda.backend import CUDABackend
 from engine.batch import Batch
 from engine.controls import RowControls, Sampled, SampleRow, ScoredRow
-from engine.errors import RowFault
+from engine.errors import BackendLost, RowFault
 from tests.engine.backends.batches import Work, greedy_rows, make_batch
 from tests.engine.models.tiny_llama import CONFIG
 
@@ -134,6 +134,47 @@ def test_a_step_that_cannot_be_enqueued_leaves_the_others(backend) -> None:
         backend.submit(broken)
     last = begin(backend, make_batch(work))
     assert backend.collect(first).tokens == backend.collect(last).tokens == expected
+
+
+BROKEN_WORK = {
+    "token": Work([0, 1, 2], 0, [*PROMPT[:9], CONFIG.vocab]),
+    "sample row": Work([0, 1, 2], 9, [-2]),
+    "position": Work(list(range(12)), CONFIG.context_length, [1]),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_WORK)
+def test_what_a_gpu_would_not_survive_is_refused_before_anything_is_enqueued(
+    backend, device, what: str
+) -> None:
+    step(backend, make_batch([Work([3], 0, [5])]))
+    device.trace.clear()
+    broken = BROKEN_WORK[what]
+    batch = make_batch([Work([3], 1, [6])])
+    batch.token_ids = np.array(broken.tokens, np.int32)
+    batch.positions = np.arange(len(broken.tokens), dtype=np.int32) + broken.start
+    with pytest.raises(IndexError, match=what):
+        backend.submit(batch)
+    assert device.trace == []
+
+
+def test_a_device_that_computes_no_more_is_lost(backend, device, monkeypatch) -> None:
+    def illegal(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    batch = make_batch([Work([0, 1, 2], 0, PROMPT)])
+    ticket = begin(backend, batch)
+    monkeypatch.setattr(CPUDownload, "wait", illegal)
+    with pytest.raises(RuntimeError, match="illegal"):
+        backend.collect(ticket)  # it was something else: the device still answers
+    ticket = begin(backend, batch)
+    monkeypatch.setattr(device, "synchronize", illegal)
+    with pytest.raises(BackendLost, match="illegal memory access"):
+        backend.collect(ticket)
+    monkeypatch.setattr(device, "upload", illegal)
+    with pytest.raises(BackendLost, match="illegal memory access"):
+        backend.submit(batch)
+    backend.close()
 
 
 def test_controls_for_other_rows_than_the_batch_has_are_refused(backend) -> None:
