@@ -19,11 +19,13 @@ from engine.backends.cuda.assembly import Kernels, assemble, buckets_of
 from engine.backends.cuda.attention import Attention, FlashInferAttention
 from engine.backends.cuda.backend import CUDABackend
 from engine.backends.cuda.device import CUDADevice, Device
+from engine.backends.cuda.draw import Draw
 from engine.backends.cuda.model import keeping, moved, random_weights
 from engine.backends.cuda.ops import Ops, TorchOps
 from engine.backends.cuda.pool import KVPool
 from engine.backends.cuda.sampler import DeviceSampler
 from engine.backends.cuda.sizing import check_weights
+from engine.backends.cuda.torch_draw import draw_in_torch
 from engine.backends.cuda.wrappers import Scales
 from engine.models.config import ModelConfig
 
@@ -76,17 +78,19 @@ def gpu_kernels(device: Device, config: ModelConfig, settings: CudaSettings) -> 
     """What computes a model: Triton's operations, and what the settings want for attention."""
     make = {"flashinfer": _flashinfer, "triton": _triton}[settings.attention]
     most_rows = max(buckets_of(settings), default=1)
-    return Kernels(_ops(), make(device, config, most_rows), DeviceSampler(device))
+    ops, draw = _ops_and_draw()
+    return Kernels(ops, make(device, config, most_rows), DeviceSampler(device, draw))
 
 
-def _ops() -> Ops:
-    """Triton's operations; torch's where Triton is not, which torch brings along on Linux."""
+def _ops_and_draw() -> tuple[Ops, Draw]:
+    """Triton's; torch's where Triton is not, which torch brings along on Linux."""
     if importlib.util.find_spec("triton") is None:
         log.warning("no Triton is installed: torch computes between products, which is slower")
-        return TorchOps()
-    module = importlib.import_module("engine.backends.cuda.triton_ops")
-    ops: Ops = module.TritonOps()
-    return ops
+        return TorchOps(), draw_in_torch
+    ops: Ops = importlib.import_module("engine.backends.cuda.triton_ops").TritonOps()
+    draws = importlib.import_module("engine.backends.cuda.kernels.draws")
+    draw: Draw = draws.draw_in_triton
+    return ops, draw
 
 
 def _flashinfer(

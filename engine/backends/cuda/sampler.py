@@ -52,8 +52,8 @@ class DeviceSampler:
     """Chooses tokens for rows of logits on a device. draw: who draws, if the best is not taken."""
 
     def __init__(self, device: Device, draw: Draw = draw_in_torch) -> None:
+        self.draw = draw
         self._device = device
-        self._draw = draw
 
     @torch.inference_mode()
     def sample(
@@ -74,7 +74,7 @@ class DeviceSampler:
         count, vocab = len(rows), logits.shape[1]
         parcel = Parcel()
         plans = _Plans(
-            ChoicePlan(rows, vocab, self._draw, parcel),
+            ChoicePlan(rows, vocab, self.draw, parcel),
             LogprobPlan(rows, parcel),
             CandidatePlan(rows, vocab, parcel),
             ScorePlan(scored, vocab, parcel),

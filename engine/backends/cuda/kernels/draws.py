@@ -43,7 +43,9 @@ def draw_in_triton(logits: Tensor, best: Tensor, controls: DrawControls) -> Tens
     if controls.p is not None:
         first = _last_of(logits, weights, first, controls.p)
     sums = torch.empty(rows, blocks, dtype=torch.int64, device=logits.device)
-    kept = (weights, logits, first, controls.min_p, vocab, scale, BLOCK)
+    # Always there, so that a kernel is compiled when the first draw is tried, and not again.
+    floors = torch.zeros_like(controls.uniform) if controls.min_p is None else controls.min_p
+    kept = (weights, logits, first, floors, vocab, scale, BLOCK)
     _add[(rows, blocks)](sums, *kept)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     wide = triton.next_power_of_2(blocks)
@@ -170,8 +172,7 @@ def _kept(row, token, weights, logits, first, min_p, vocab, ONE: tl.constexpr):
     weight = tl.load(weights + place, mask=inside, other=0)
     order = _order(tl.load(logits + place, mask=inside, other=0.0))
     kept = order >= tl.load(first + row)
-    if min_p is not None:
-        kept &= weight >= (tl.load(min_p + row) * ONE).to(tl.int64)
+    kept &= weight >= (tl.load(min_p + row) * ONE).to(tl.int64)
     return tl.where(kept, weight, 0)
 
 

@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[4]
 SHARED_BYTES = 227 << 10
 """Of an H200's multiprocessor, for one program at most."""
 
+VOCABULARIES = 2
+"""Sizes that draws are compiled for; the size is a constant of theirs."""
+
 KERNELS = {
     "_rms_norm",
     "_silu_mul",
@@ -66,3 +69,11 @@ def test_no_kernel_in_bfloat16_spills(kernels: list[dict[str, Any]]):
 def test_what_is_long_is_read_in_16_bytes(kernels: list[dict[str, Any]]):
     of_bfloat16 = [kernel for kernel in kernels if kernel["dtypes"] == ["bfloat16", "bfloat16"]]
     assert [kernel for kernel in of_bfloat16 if not kernel["wide"]] == []
+
+
+@pytest.mark.slow
+def test_a_draw_without_filters_needs_no_kernel_that_one_with_all_has_not(
+    kernels: list[dict[str, Any]],
+):
+    for name in ("_weigh", "_add", "_pick"):
+        assert [kernel["name"] for kernel in kernels].count(name) == VOCABULARIES

@@ -17,6 +17,8 @@ from engine.backends import CudaSettings
 from engine.backends.cuda.gpu import create, create_random, gpu_kernels
 from engine.backends.cuda.ops import TorchOps
 from engine.backends.cuda.pool import KVPool
+from engine.backends.cuda.sampler import DeviceSampler
+from engine.backends.cuda.torch_draw import draw_in_torch
 from engine.errors import ModelError
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
 
@@ -75,7 +77,10 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(device, path) ->
 
 
 def test_without_triton_torch_computes_and_says_that_it_is_slower(device, caplog) -> None:
-    assert isinstance(gpu_kernels(device, CONFIG, SETTINGS).ops, TorchOps)
+    kernels = gpu_kernels(device, CONFIG, SETTINGS)
+    assert isinstance(kernels.ops, TorchOps)
+    assert isinstance(kernels.sampler, DeviceSampler)
+    assert kernels.sampler.draw is draw_in_torch
     assert "no Triton is installed" in caplog.text
 
 
@@ -90,3 +95,13 @@ def test_a_pool_in_fp8_is_attended_to_with_scales(device) -> None:
     pool = KVPool(device, kernels.ops, CONFIG, 4, "fp8")
     assert pool.keys.dtype == torch.float8_e4m3fn
     kernels.attention(pool)
+
+
+def test_with_triton_its_kernels_compute_and_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    device = CPUDevice()
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stub(device))
+    kernels = gpu_kernels(device, CONFIG, SETTINGS)
+    assert type(kernels.ops).__name__ == "TritonOps"
+    assert isinstance(kernels.sampler, DeviceSampler)
+    assert kernels.sampler.draw.__name__ == "draw_in_triton"

@@ -24,6 +24,7 @@ def test_arrays_of_all_types_arrive_in_one_copy_as_they_were():
     assert device.trace == ["upload"]
     for place, array in zip(places, ARRAYS, strict=True):
         assert sent[place].shape == array.shape
+        assert (sent[place].data_ptr() - sent[0].data_ptr()) % 16 == 0
         assert np.array_equal(sent[place].numpy().view(array.dtype), array)
 
 
