@@ -109,7 +109,8 @@ def _room(
         attention = kernels.attention(pool)
         attention.plan(split(batch))
         hidden = decoder.hidden(inputs_of(batch, device, None), pool, attention)
-        kernels.sampler.sample(decoder.logits(hidden), costliest_rows(batch), ()).collect()
+        logits, rows = decoder.logits(hidden), costliest_rows(batch)
+        kernels.sampler.sample(logits, rows, batch.scored).collect()
 
     return measured_room(device, weights, compute, settings.max_step_tokens)
 

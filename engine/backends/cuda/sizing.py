@@ -23,7 +23,7 @@ import torch
 from engine.backends.cuda.device import Device
 from engine.batch import BLOCK, Batch, Int32, Rows
 from engine.blocks import blocks_for
-from engine.controls import RowControls, SampleRow
+from engine.controls import RowControls, SampleRow, ScoredRow
 from engine.errors import ModelError, TooLittleDeviceMemory
 from engine.models.config import ModelConfig
 from engine.models.shapes import expected_shapes
@@ -33,7 +33,12 @@ GIB: Final = 1 << 30
 DUMMIES: Final = 1
 """Blocks that a pool has beside those that it is asked for."""
 
-COSTLIEST: Final = RowControls(top_k=50, top_p=0.9, min_p=0.01, logprobs=20, logit_bias={0: 1.0})
+ALTERNATIVES: Final = 20
+"""Of a token's likelihood, as many as API clients may ask for."""
+
+COSTLIEST: Final = RowControls(
+    top_k=50, top_p=0.9, min_p=0.01, logprobs=ALTERNATIVES, logit_bias={0: 1.0}
+)
 """Controls that take the most memory."""
 
 
@@ -115,7 +120,8 @@ def fitting(knob: str, what: str, room: Room) -> Iterator[None]:
 def largest_step(config: ModelConfig, max_tokens: int, max_rows: int) -> Batch:
     """A batch of as many tokens and rows as a step has at most, all of them in block 0.
 
-    One row, or as many as its context asks for, has what tokens the others leave.
+    One row, or as many as its context asks for, has what tokens the others leave. These are scored,
+    so that every token has logits: nothing that a step holds is larger.
     """
     rows = min(max_rows, max_tokens)
     counts = [1] * rows
@@ -128,6 +134,8 @@ def largest_step(config: ModelConfig, max_tokens: int, max_rows: int) -> Batch:
     positions = np.concatenate([np.arange(count) for count in counts])
     ends = np.cumsum(counts)
     blocks = [blocks_for(count) for count in counts]
+    chunks = [row for row, count in enumerate(counts) if count > 1]
+    scored = [np.arange(ends[row] - counts[row], ends[row]) for row in chunks]
     return Batch(
         step=0,
         rows=Rows([(i, 0) for i in range(rows)], [0] * rows, counts, [True] * rows),
@@ -139,7 +147,8 @@ def largest_step(config: ModelConfig, max_tokens: int, max_rows: int) -> Batch:
         kv_indices=_int32(np.zeros(sum(blocks))),
         last_page_len=_int32([(count - 1) % BLOCK + 1 for count in counts]),
         sample_rows=_int32(np.arange(rows)),
-        logit_rows=_int32(ends - 1),
+        logit_rows=_int32(np.concatenate([ends - 1, *scored])),
+        scored=tuple(ScoredRow(row, 0, [0] * counts[row], ALTERNATIVES) for row in chunks),
     )
 
 

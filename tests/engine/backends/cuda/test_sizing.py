@@ -100,7 +100,9 @@ def test_the_largest_step_has_all_tokens_and_rows_within_the_context(tokens, row
     assert (batch.kv_lens == np.diff(batch.qo_indptr)).all()
     counts = list(batch.rows.counts)
     assert counts == sorted(counts), "decodes come first"
-    assert (batch.logit_rows == batch.qo_indptr[1:] - 1).all()
+    assert (batch.logit_rows[: len(counts)] == batch.qo_indptr[1:] - 1).all()
+    assert sum(len(row.targets) for row in batch.scored) == sum(c for c in counts if c > 1)
+    assert set(batch.logit_rows.tolist()) == set(range(batch.tokens))
 
 
 def test_a_backend_takes_the_fraction_that_it_is_told() -> None:
