@@ -75,6 +75,8 @@ class KVPool:
             self._host = device.pinned_zeros((host_blocks, 2, layers, words), torch.int64)
             self.layers = list(zip(self.keys.unbind(), self.values.unbind(), strict=True))
             self.slots = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self.layers]
+            if blocks:
+                self._copy([(0, self.dummy)])  # what has to be compiled for it is, before serving
             self.move_seconds = self._measured_move() if host_blocks and blocks else 0.0
 
     def move(self, batch: Batch) -> None:
@@ -84,8 +86,11 @@ class KVPool:
         for first in range(0, len(batch.restores), MOVED_AT_ONCE):
             self._restore(batch.restores[first : first + MOVED_AT_ONCE])
         if batch.copies:
-            sources, destinations = self._device.upload(_columns(batch.copies)).unbind()
-            self._ops.move_blocks(self._parts, self._parts, sources, destinations)
+            self._copy(batch.copies)
+
+    def _copy(self, pairs: Pairs) -> None:
+        sources, destinations = self._device.upload(_columns(pairs)).unbind()
+        self._ops.move_blocks(self._parts, self._parts, sources, destinations)
 
     def _offload(self, pairs: Pairs) -> None:
         sources = self._device.upload(_columns(pairs)[0])

@@ -86,6 +86,21 @@ def test_a_move_does_not_wait() -> None:
     assert device.trace.count("upload") == 3
 
 
+def test_what_a_copy_needs_is_compiled_before_anybody_waits() -> None:
+    class Counting(TorchOps):
+        calls = 0
+
+        def move_blocks(self, *arguments) -> None:
+            self.calls += 1
+            super().move_blocks(*arguments)
+
+    ops = Counting()
+    KVPool(CPUDevice(), ops, CONFIG, 3, "float32")
+    assert ops.calls == 1
+    KVPool(CPUDevice(), ops, CONFIG, 0, "float32")
+    assert ops.calls == 1
+
+
 def test_the_dummy_lies_behind_the_blocks_and_all_is_zero() -> None:
     pool = made(5, kv_dtype="fp8")
     assert (pool.blocks, pool.dummy) == (5, 5)
