@@ -179,6 +179,7 @@ def until_it_fails(url: str) -> int:
         return 599
 
 
+@pytest.mark.slow
 def test_a_killed_follower_ends_rank_0_which_names_it(folder: Path, tmp_path: Path):
     with two_ranks(tmp_path, folder) as (first, second):
         first.ready()
