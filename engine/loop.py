@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from engine.backends.base import Backend
+from engine.batch import StepShape
 from engine.clock import Clock
 from engine.controls import Sampled
 from engine.cost import LearningCost
@@ -62,7 +63,7 @@ class Engine:
         self._computed = False
         self._flights: deque[Flight] = deque()
         self._unread: deque[Message] = deque()
-        self._last: tuple[Plan, float, float] | None = None
+        self._last: tuple[Plan, float, float, StepShape | None] | None = None
         self._landed_at = 0.0
 
     @property
@@ -248,13 +249,12 @@ class Engine:
         elif flight.fault is None:
             self.cost.observe(shape, seconds)
         self.scheduler.step_done(predicted, seconds)
-        self._last = (flight.plan, seconds, predicted)
+        self._last = (flight.plan, seconds, predicted, None if moved else shape)
 
     def _emit(self, news: bool) -> None:
         """Say what changed; mail alone changes the counts (an abort has no output)."""
         outputs = self.scheduler.take_outputs()
         last, self._last = self._last, None
         if outputs or last is not None or news:
-            plan, seconds, predicted = last or (None, 0.0, 0.0)
-            look = partial(self.scheduler.stats, self._now(), plan, seconds, predicted)
-            self.emit(outputs, look)
+            told = last or (None, 0.0, 0.0, None)
+            self.emit(outputs, partial(self.scheduler.stats, self._now(), *told))

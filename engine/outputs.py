@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
+from engine.batch import StepShape
 from engine.controls import TokenLogprobs
 
 
@@ -138,7 +139,8 @@ class Stats:
     running_by_class, waiting_by_class: the same by service class. gated: those of the waiting whose
     class is at its limit of running requests.
     step_seconds, step_predicted: what the step took that was just computed, and what the cost model
-    had said; 0 where mail alone changed the counts.
+    had said; 0 where mail alone changed the counts. step_shape: of that step; None also where
+    blocks were moved in it, which says nothing about computing.
     forced_admissions: those the guard gave to the oldest ticket; policy_faults: what the policy
     did wrong, of any kind; fallback_steps: those that FCFS was in charge of in its place.
     queue_seconds: how long requests have waited in all, by reason (`engine.queue_time`).
@@ -159,6 +161,7 @@ class Stats:
     step_rows: int = 0
     step_seconds: float = 0.0
     step_predicted: float = 0.0
+    step_shape: StepShape | None = None
     forced_admissions: int = 0
     policy_faults: int = 0
     fallback_steps: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.allocation import PAGED, Allocation
-from engine.batch import BLOCK
+from engine.batch import BLOCK, StepShape
 from engine.blocks import BlockPool, blocks_for
 from engine.controls import Sampled
 from engine.decisions import DecisionSink, no_log
@@ -418,7 +418,12 @@ class Scheduler:
         return self.roster.requests.get(request_id)
 
     def stats(
-        self, now: float, plan: Plan | None = None, seconds: float = 0.0, predicted: float = 0.0
+        self,
+        now: float,
+        plan: Plan | None = None,
+        seconds: float = 0.0,
+        predicted: float = 0.0,
+        shape: StepShape | None = None,
     ) -> Stats:
         """A snapshot for metrics and pages; `plan` is the step that just ended."""
         return Stats(
@@ -437,6 +442,7 @@ class Scheduler:
             step_rows=plan.rows if plan else 0,
             step_seconds=seconds,
             step_predicted=predicted,
+            step_shape=shape,
             forced_admissions=self.guard.forced_admissions,
             policy_faults=self.guard.saves.total(),
             fallback_steps=self.guard.fallback_steps,

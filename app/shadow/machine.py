@@ -12,21 +12,20 @@ from engine.batch import BLOCK
 from engine.cost import FittedCost, LearningCost, LinearCost
 from engine.loop import Engine
 from engine.simulation import Machine
-from engine.simulation.residuals import Residuals
 
-MachineMaker: TypeAlias = Callable[[Residuals], Machine]
-"""Makes what simulations run on now. residuals: how steps scatter."""
+MachineMaker: TypeAlias = Callable[[], Machine]
+"""Makes what simulations run on now, on which steps do not scatter."""
 
 
-def machine_of(engine: Engine, config: Config, residuals: Residuals) -> Machine:
-    """The machine that an engine runs on, with what is known of it by now.
+def machine_of(engine: Engine, config: Config) -> Machine:
+    """The machine that an engine runs on, with what its cost model knows by now.
 
     Asked from another thread than the engine's: all that is read is exchanged whole.
     """
     scheduler, backend, settings = engine.scheduler, engine.backend, config.engine
     limits = scheduler.limits
     return Machine(
-        known_cost(engine.cost).times(config.shadow.cost_factor),
+        known_cost(engine.cost),
         backend.total_blocks * BLOCK,
         limits.step_tokens,
         limits.rows,
@@ -34,7 +33,6 @@ def machine_of(engine: Engine, config: Config, residuals: Residuals) -> Machine:
         guard=guard_settings(config),
         prefix_cache=settings.caches_prefixes,
         depth=engine.depth,
-        noise=residuals,
         prompt_step_tokens=limits.prompt_step_tokens,
         model_len=limits.model_len,
         allocation=ALLOCATIONS[settings.allocation],

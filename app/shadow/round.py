@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from app.config.schema import SchedulerConfig
@@ -19,7 +19,10 @@ from app.shadow.trust import COST_DOUBT, JUDGED, own_error
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is to be scored. policy: that was in charge; real: what happened; others: by name."""
+    """What is to be scored. policy: that was in charge; real: what happened; others: by name.
+
+    cost_factor: what the cost model's seconds are falsified by.
+    """
 
     stretch: Stretch
     real: Score
@@ -27,16 +30,25 @@ class Round:
     policy: SchedulerConfig
     others: Mapping[str, SchedulerConfig]
     seeds: int
+    cost_factor: float = 1.0
 
     def score(self, scorer: Scorer, make_machine: MachineMaker) -> Scored:
         """Takes its time: not for the event loop. Raises NotScored if what is in charge cannot be
         scored; what keeps a shadow from it is told of that one."""
-        machine = make_machine(self.scatter.residuals())
-        weather = self.scatter.weather
-        job = partial(Job, self.stretch, machine=machine, seeds=self.seeds, weather=weather)
+        machine = make_machine()
+        weather, noise = self.scatter.beside(machine.cost)
+        job = partial(
+            Job,
+            self.stretch,
+            machine=replace(machine, noise=noise),
+            seeds=self.seeds,
+            weather=weather,
+            slower=self.cost_factor,
+        )
         control = scorer.score(job(policy=self.policy))
-        slower = scorer.score(job(policy=self.policy, slower=1 + COST_DOUBT))
-        faster = scorer.score(job(policy=self.policy, slower=1 - COST_DOUBT))
+        doubt = COST_DOUBT * self.cost_factor
+        slower = scorer.score(job(policy=self.policy, slower=self.cost_factor + doubt))
+        faster = scorer.score(job(policy=self.policy, slower=self.cost_factor - doubt))
         return Scored(
             opens=self.stretch.opens,
             closes=self.stretch.closes,

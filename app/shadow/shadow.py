@@ -120,7 +120,10 @@ class Shadow:
             self._skip(stretch.closes, reason)
         else:
             wanted = self._policies
-            each = Round(stretch, real, scatter, self._policy, wanted, self.config.seeds)
+            config = self.config
+            each = Round(
+                stretch, real, scatter, self._policy, wanted, config.seeds, config.cost_factor
+            )
             self._scoring = asyncio.get_running_loop().create_task(self._score(each))
 
     async def scored(self) -> None:

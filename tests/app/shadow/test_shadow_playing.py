@@ -65,8 +65,9 @@ def test_measured_scatter_predicts_a_machine_that_scatters():
     house.window(30.0)
     stretch, real, scatter = house.window(60.0)
     assert scatter.bias == pytest.approx({"decode": 0.0, "prompt": 0.0}, abs=0.05)
-    machine = replace(MACHINE, noise=scatter.residuals())
-    runs = [play(stretch, FCFS, machine, seed, scatter.weather).score.whole for seed in range(4)]
+    weather, residuals = scatter.beside(COST)
+    machine = replace(MACHINE, noise=residuals)
+    runs = [play(stretch, FCFS, machine, seed, weather).score.whole for seed in range(4)]
     for measure in JUDGED:
         mean = sum(run[measure] for run in runs) / len(runs)
         assert mean == pytest.approx(real.whole[measure], rel=0.2), measure
@@ -80,11 +81,25 @@ def test_a_machine_that_is_slow_for_a_while_is_slow_at_that_time():
 
     house = LiveHouse(traffic(20.0, every_s=0.14), noise=slow)
     stretch, real, scatter = house.window(20.0)
-    machine = replace(MACHINE, noise=scatter.residuals())
-    runs = [play(stretch, FCFS, machine, seed, scatter.weather).score.whole for seed in range(3)]
+    weather, residuals = scatter.beside(COST)
+    machine = replace(MACHINE, noise=residuals)
+    runs = [play(stretch, FCFS, machine, seed, weather).score.whole for seed in range(3)]
     spread = [play(stretch, FCFS, machine, seed).score.whole for seed in range(3)]
     assert fmean(run["ttft_s"] for run in runs) == pytest.approx(real.whole["ttft_s"], rel=0.1)
     assert fmean(run["ttft_s"] for run in spread) < 0.5 * real.whole["ttft_s"]
+
+
+def test_what_a_model_said_at_the_time_does_not_matter_once_it_knows_better():
+    """A model that learns follows a machine that becomes slow, and would be slow twice."""
+    house = LiveHouse(traffic(20.0), noise=lambda shape, now: 2.0 if now > 10.0 else 1.0)
+    stretch, real, scatter = house.window(20.0)
+    weather, residuals = scatter.beside(COST.times(2.0))
+    assert weather.at(5.0) == pytest.approx(0.5)
+    assert weather.at(15.0) == pytest.approx(1.0)
+    machine = replace(MACHINE, cost=COST.times(2.0), noise=residuals)
+    played = play(stretch, FCFS, machine, 0, weather).score
+    for measure in JUDGED:
+        assert played.whole[measure] == pytest.approx(real.whole[measure], rel=0.1), measure
 
 
 def test_who_was_refused_in_reality_may_be_served_by_another_and_the_other_way_round():
