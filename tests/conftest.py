@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.ended import ENDED, SOME_FAILED
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "repeatable",
