@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.draft_models import draft_model
 from support.engines import Harness
 from support.float_parity import CLEAR, Ask, differences, said
 from support.ranks import HANG_S, Gate, Ranks, ranks, wanted
@@ -29,8 +30,8 @@ from engine.speculation import PromptLookup, SpeculationSettings
 from tests.engine.backends.batches import Work, make_batch
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
 
-CHEAP = LinearCost(base=1.0)
-"""Guesses cost nothing."""
+CHEAP, FREE = LinearCost(base=1.0), LinearCost(base=1e-6)
+"""Guesses cost nothing, and neither does a draft."""
 
 SOON = 1.0
 """Seconds: gloo notices at once that a process has ended, but not that a thread has."""
@@ -82,8 +83,11 @@ def test_answers_are_those_of_one_process_whatever_moves(path, depth, blocks, ho
     assert parted["drawn"] <= 1
 
 
-def test_guesses_and_scored_prompts_are_those_of_one_process(path):
+@pytest.mark.parametrize("drafting", [False, True])
+def test_guesses_and_scored_prompts_are_those_of_one_process(path, drafting):
+    """Whether they are looked up, or drafted by a model that rank 0 has for itself."""
     config = read_config(path)
+    weights = load_weights(path, config)
     prompt = [*range(20, 32)] * 3
     asks = [
         Ask(prompt[: 30 + i], 24, RowControls(temperature=0.0, logprobs=2, prompt_logprobs=1))
@@ -91,7 +95,11 @@ def test_guesses_and_scored_prompts_are_those_of_one_process(path):
     ] + [Ask(prompt[: 25 + i], 24, RowControls(temperature=0.0, logprobs=2)) for i in range(3)]
 
     def run(backend: Any) -> tuple[list, list, int]:
-        guessing = PromptLookup(SpeculationSettings(CHEAP, 8, 1))
+        guessing = (
+            draft_model(backend=on_torch(weights, config, 64), cost=CHEAP, draft_cost=FREE)
+            if drafting
+            else PromptLookup(SpeculationSettings(CHEAP, 8, 1))
+        )
         harness = Harness(backend=backend, budget=48, model_len=128, drafter=guessing)
         asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls) for ask in asks]
         harness.run()
@@ -109,7 +117,7 @@ def test_guesses_and_scored_prompts_are_those_of_one_process(path):
             harness.stats.counters.draft_tokens,
         )
 
-    expected, scores, _ = run(on_torch(load_weights(path, config), config, 64))
+    expected, scores, _ = run(on_torch(weights, config, 64))
     with ranks(path, 2, 64) as both:
         found, scored, guessed = run(both.backend)
     assert guessed > 0
