@@ -1,12 +1,14 @@
 """From weights on a device to a backend: how large the pool is, what is captured, in this order.
 
-weights ─▶ the largest step, once ─▶ pool ─▶ attention over it ─▶ graphs, the largest first
+weights ─▶ the largest step ─▶ pool ─▶ attention over it ─▶ graphs, the largest first
+                                                              └─▶ the largest step, once more
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -87,6 +89,8 @@ def assemble(
         with fitting("cuda.memory_fraction", "what attention and graphs need beside it", room):
             attention = kernels.attention(pool)
             graphs = DecodeGraphs(device, decoder, pool, attention, buckets_of(settings), progress)
+            if buckets_of(settings):  # whose captures make torch give back what the step took
+                _largest_step(device, decoder, kernels, settings)
     return CUDABackend(Computing(device, decoder, pool, attention, kernels.sampler, graphs))
 
 
@@ -100,19 +104,23 @@ def buckets_of(settings: CudaSettings) -> Sequence[int]:
 def _room(
     device: Device, decoder: Decoder, kernels: Kernels, settings: CudaSettings, weights: int
 ) -> Room:
-    """What the largest step leaves, computed over the dummy block alone."""
-    batch = largest_step(decoder.config, settings.max_step_tokens, settings.max_rows)
-
-    @torch.inference_mode()
-    def compute() -> None:
-        pool = KVPool(device, kernels.ops, decoder.config, 0, settings.kv_dtype)
-        attention = kernels.attention(pool)
-        attention.plan(split(batch))
-        hidden = decoder.hidden(inputs_of(batch, device, None), pool, attention)
-        logits, rows = decoder.logits(hidden), costliest_rows(batch)
-        kernels.sampler.sample(logits, rows, batch.scored).collect()
-
+    """What the largest step leaves."""
+    compute = partial(_largest_step, device, decoder, kernels, settings)
     return measured_room(device, weights, compute, settings.max_step_tokens)
+
+
+@torch.inference_mode()
+def _largest_step(
+    device: Device, decoder: Decoder, kernels: Kernels, settings: CudaSettings
+) -> None:
+    """Compute it, over the dummy block of a pool that has no other."""
+    batch = largest_step(decoder.config, settings.max_step_tokens, settings.max_rows)
+    pool = KVPool(device, kernels.ops, decoder.config, 0, settings.kv_dtype)
+    attention = kernels.attention(pool)
+    attention.plan(split(batch))
+    hidden = decoder.hidden(inputs_of(batch, device, None), pool, attention)
+    logits, rows = decoder.logits(hidden), costliest_rows(batch)
+    kernels.sampler.sample(logits, rows, batch.scored).collect()
 
 
 def _host_blocks(settings: CudaSettings, block_bytes: int) -> int:

@@ -6,8 +6,9 @@
     ├─ the largest step        kept by torch for the steps to come
     └─ free ── fraction ─────▶ the pool; the rest is for graphs, and what is not foreseen
 
-The largest step is computed once, on a pool of nothing but the dummy block: what it takes torch
-keeps, so that what is free behind it stays free. It compiles what is compiled at first use as well.
+The largest step is computed on a pool of nothing but the dummy block: what it takes torch keeps, so
+that what is free behind it stays free. It compiles what is compiled at first use as well. Captures
+make torch give back all that it keeps, so the step is computed again behind them.
 """
 
 from __future__ import annotations

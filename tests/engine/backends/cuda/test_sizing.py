@@ -114,6 +114,26 @@ def test_a_backend_takes_the_fraction_that_it_is_told() -> None:
     assert backend.total_blocks == 50
 
 
+def test_the_largest_step_has_its_memory_again_behind_the_graphs(tiny) -> None:
+    """A capture makes torch give back what it kept of the step before."""
+
+    class Emptied(CPUDevice):
+        kept = 0
+
+        def capture(self, work):
+            self.kept = 0
+            return super().capture(work)
+
+        def download(self, tensor):  # at the end of the largest step, and of none before serving
+            self.kept += 1
+            return super().download(tensor)
+
+    for graphs in (False, [1, 2]):
+        device = Emptied()
+        on_stand_in(*tiny, 4, device=device, graphs=graphs)
+        assert device.kept
+
+
 def test_memory_that_cannot_be_is_refused_with_its_knob() -> None:
     weights = random_weights(CONFIG, 0, torch.device("cpu"), torch.float32)
     for knob, size, error in (
