@@ -67,7 +67,10 @@ class History:
         self._key_bytes = 0
         self._start = self._opens = now()
         self._window = Window(self._opens)
-        self._missed = 0
+        self._strangers: set[int] = set()
+        """Who is there and not kept."""
+        self._missed = self._missed_before = 0
+        """How many of them there were in this window, and in the one before it."""
 
     @property
     def kept(self) -> int:
@@ -80,6 +83,7 @@ class History:
         """As of Listener."""
         request = Request.of(submission, self._now())
         if len(self._requests) >= self._most or self._key_bytes > MOST_KEY_BYTES:
+            self._strangers.add(submission.id)
             self._missed += 1
             return
         self._requests[submission.id] = Followed(request)
@@ -103,6 +107,7 @@ class History:
         """As of Listener."""
         followed = self._requests.get(submission.id)
         if followed is None:
+            self._strangers.discard(submission.id)
             return
         followed.ended, followed.outcome = self._now(), outcome
         whose = followed.request.whose
@@ -116,12 +121,13 @@ class History:
     # ---------------------------------------------------------------- windows
 
     def cut(self) -> tuple[Stretch, Score, int]:
-        """End the window: what came, what it came to, and how many requests could not be kept."""
+        """End the window: what came, what it came to, and how many requests could not be kept: of
+        both windows of the stretch, since a simulation lacks them in either."""
         now = self._now()
         courses = [each.course() for each in self._requests.values()]
         courses.sort(key=lambda course: course.request.came)
         stretch = Stretch(self._start, self._opens, now, courses)
-        told = stretch, self._window.score(now), self._missed
+        told = stretch, self._window.score(now), self._missed_before + self._missed
         self._turn(now)
         return told
 
@@ -138,4 +144,4 @@ class History:
             each.before, each.at_opening = each.at_opening, each.tokens
         self._start, self._opens = self._opens, now
         self._window = Window(now)
-        self._missed = 0
+        self._missed_before, self._missed = self._missed, len(self._strangers)

@@ -15,7 +15,7 @@ from app.config.schema import SchedulerConfig
 from app.config.shadow_schema import IN_CHARGE, ShadowConfig
 from app.metrics.shadow import Figures, Judged
 from app.policy_desk import PolicyDesk, same_policy
-from app.shadow.history import History
+from app.shadow.history import MOST_KEY_BYTES, History
 from app.shadow.machine import MachineMaker
 from app.shadow.measures import Score
 from app.shadow.round import Round
@@ -134,7 +134,11 @@ class Shadow:
     def _unfit(self, stretch: Stretch, real: Score, missed: int) -> str | None:
         """Why a window is not scored, if it is not."""
         if missed:
-            return f"more than shadow.most_requests = {self.config.most_requests} requests came"
+            most, names = self.config.most_requests, MOST_KEY_BYTES >> 20
+            return (
+                f"more came, to it and the window before, than shadow.most_requests = {most}"
+                f" or {names} MiB of names of their blocks"
+            )
         if real.requests < self.config.least_requests:
             least = self.config.least_requests
             return f"{real.requests} requests came, shadow.least_requests is {least}"

@@ -89,9 +89,18 @@ def test_more_than_may_be_kept_are_counted_and_room_comes_back():
     for number in range(5):
         diary.end(diary.arrive(number, number / 10), number / 10)
     assert diary.cut(10.0)[2] == 2
-    assert diary.cut(20.0)[2] == 0
+    assert diary.cut(20.0)[2] == 2, "simulations of it begin in the window that lacks them"
     diary.end(diary.arrive(9, 21.0), 21.0)
     assert diary.cut(30.0)[2] == 0
+
+
+def test_whoever_could_not_be_kept_is_missed_for_as_long_as_it_is_there():
+    diary = Diary(most=1)
+    kept, stranger = diary.arrive(1, 1.0), diary.arrive(2, 2.0)
+    diary.end(kept, 3.0)
+    assert [diary.cut(at)[2] > 0 for at in (10.0, 20.0, 30.0)] == [True] * 3
+    diary.end(stranger, 31.0)
+    assert [diary.cut(at)[2] > 0 for at in (40.0, 50.0, 60.0)] == [True, True, False]
 
 
 def test_who_waits_has_waited_until_the_end():
