@@ -26,6 +26,7 @@ from app.application import create_application
 from app.bridge import Bridge
 from app.computing import cuda_settings, offload_memory, settle
 from app.config import Config, check_pool
+from app.config.policies import arms
 from app.engine_settings import guard_settings, simulated_cost, step_limits
 from app.experiment.experiment import Experiment
 from app.experiment.wrong import Wrong
@@ -35,7 +36,7 @@ from app.metrics.experiment import no_experiment
 from app.metrics.shadow import no_shadow
 from app.model_files import ensure_default_model
 from app.policy_desk import PolicyDesk
-from app.policy_loader import load_policy
+from app.policy_loader import load_policy, try_policy
 from app.problems import Problem, naming_the_key, refuse
 from app.progress import bar
 from app.ranks import lead_ranks
@@ -174,13 +175,15 @@ def compose(config: Config, console: Console) -> House:
 def _experiment(
     config: Config, policies: PolicyDesk, clock: Clock, bridge: Bridge
 ) -> Experiment | None:
-    """The policies that take turns, if any do."""
+    """The policies that take turns, if any do. Raises ConfigurationError if one cannot be made."""
 
     def wrong() -> Wrong:
         return Wrong(bridge.stats.policy_faults, bridge.stats.fallback_steps)
 
     if not config.experiment.arms:
         return None
+    for section, scheduler in arms(config).items():
+        try_policy(scheduler, section)
     return Experiment(config.experiment, config.scheduler, policies, clock, wrong)
 
 

@@ -7,6 +7,7 @@ import inspect
 import random
 import typing
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -42,7 +43,7 @@ def load_policy(scheduler: SchedulerConfig, services: Services) -> Policy:
         message = f"policy {scheduler.policy} refuses them: {_words(error) or type(error).__name__}"
         raise BadConfiguration(Problem(_PARAMS, message)) from error
     except _FAILURES as error:
-        message = f"{scheduler.policy} cannot be made: {type(error).__name__}: {_words(error)}"
+        message = f"{scheduler.policy} cannot be made: {_told(error)}"
         raise BadConfiguration(Problem(_POLICY, message)) from error
     if not isinstance(made, Policy):
         message = f"{scheduler.policy} made something else than a policy: {type(made).__name__}"
@@ -62,11 +63,27 @@ class ConfiguredPolicy:
         return load_policy(self.scheduler, services)
 
 
-def try_policy(scheduler: SchedulerConfig) -> None:
-    """Make the policy and drop it. Raises what `load_policy` raises, before anything is served."""
+def try_policy(scheduler: SchedulerConfig, section: str = "scheduler") -> None:
+    """Make the policy that is named at `section` and drop it.
+
+    Raises what `load_policy` raises, before anything is served.
+    """
     from engine.cost import LinearCost
 
-    load_policy(scheduler, Services(cost=LinearCost(), rng=random.Random(0)))
+    try:
+        load_policy(scheduler, Services(cost=LinearCost(), rng=random.Random(0)))
+    except BadConfiguration as error:
+        raise under(section, error) from error
+
+
+def under(section: str, error: BadConfiguration) -> BadConfiguration:
+    """What is wrong with a policy that is named elsewhere than at `scheduler`, or nowhere ("")."""
+
+    def there(problem: Problem) -> Problem:
+        key = problem.key.replace("scheduler", section, 1).removeprefix(".")
+        return replace(problem, key=key)
+
+    return BadConfiguration(*map(there, error.problems))
 
 
 def check_policy(scheduler: SchedulerConfig) -> tuple[type[Policy], dict[str, Any]]:
@@ -143,8 +160,7 @@ def _import(target: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except _FAILURES as error:
-        reason = f"{type(error).__name__}: {_words(error)}"
-        message = f"cannot import {module_name} ({reason}); is its folder on PYTHONPATH?"
+        message = f"cannot import {module_name} ({_told(error)}); is its folder on PYTHONPATH?"
         raise BadConfiguration(Problem(_POLICY, message)) from error
     try:
         return getattr(module, attribute)
@@ -153,7 +169,7 @@ def _import(target: str) -> object:
         message = f"{module_name} has no {attribute}; {hint}"
         raise BadConfiguration(Problem(_POLICY, message)) from None
     except _FAILURES as error:  # a module may have a __getattr__ of its own
-        message = f"cannot find {target} ({type(error).__name__}: {_words(error)})"
+        message = f"cannot find {target} ({_told(error)})"
         raise BadConfiguration(Problem(_POLICY, message)) from error
 
 
@@ -176,7 +192,8 @@ def _parameters(policy: type[Policy]) -> tuple[dict[str, Any], set[str]]:
         parameters = list(inspect.signature(init).parameters.values())[1:]
         hints = _hints(init)
         for parameter in parameters:
-            if parameter.kind is parameter.VAR_KEYWORD or parameter.name in annotations:
+            various = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if various or parameter.name in annotations:
                 continue
             annotations[parameter.name] = hints.get(parameter.name, Any)
             if parameter.default is parameter.empty:
@@ -203,6 +220,12 @@ def _typed(value: object, annotation: Any) -> Any:
     """
     text = to_json(value, inf_nan_mode="constants")
     return TypeAdapter(annotation).validate_json(text, strict=True)
+
+
+def _told(error: BaseException) -> str:
+    """What kind of exception it is, and what it says."""
+    name, words = type(error).__name__, _words(error)
+    return f"{name}: {words}" if words else name
 
 
 def _words(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from app.commands.options import config_options
 from app.computing import settle
 from app.config import Config, LoadedConfig
 from app.config.document import reads_as_itself
+from app.config.policies import named_policies
 from app.policy_loader import try_policy
 
 
@@ -22,16 +23,17 @@ def check_config(loaded: LoadedConfig, as_json: bool) -> None:
     """Print the configuration that is in effect, or say what is wrong with it.
 
     Later sources outdo earlier ones: defaults, file, OCTAVO_SECTION__KEY variables, --set.
-    The YAML names the source of every value that is not the default. Secrets are not shown. The
-    policy is made with its parameters; the model's files are not looked at. What engine.backend
-    comes to on this machine goes to stderr.
+    The YAML names the source of every value that is not the default. Secrets are not shown. All
+    policies are made with their parameters, an experiment's and shadows, too; the model's files
+    are not looked at. What engine.backend comes to on this machine goes to stderr.
     Exit code 0 if the configuration can be used, 2 if not.
 
     \b
     Example:
       octavo check-config --config config.yaml --set engine.max_rows=32
     """
-    try_policy(loaded.config.scheduler)
+    for section, scheduler in named_policies(loaded.config).items():
+        try_policy(scheduler, section)
     _, choice = settle(loaded.config)
     click.echo(f"engine.backend is {choice.backend}: {choice.reason}", err=True)
     if as_json:

@@ -104,6 +104,11 @@ def _bad_shadow(config: Config, origin: Origin) -> Iterator[Problem]:
         yield Problem(
             f"shadow.policies.{IN_CHARGE}", "is what the policy in charge is called", where
         )
+    least, most = config.shadow.least_requests, config.shadow.most_requests
+    if least > most:
+        where = origin(("shadow", "least_requests"), ("shadow", "most_requests"))
+        message = f"{least} are more than shadow.most_requests = {most}, so nothing would be scored"
+        yield Problem("shadow.least_requests", message, where)
 
 
 def has_opentelemetry() -> bool:

@@ -11,8 +11,9 @@ from typing import Final
 from app.config.checks import impossible, strangers, type_problems
 from app.config.keys import fields, subsection
 from app.config.layers import Layer
+from app.config.policies import named_policies
 from app.config.schema import Config, SchedulerConfig
-from app.policy_loader import check_policy, default_params, find_policy
+from app.policy_loader import check_policy, default_params, find_policy, under
 from app.problems import BadConfiguration, Problem, nearest, refuse
 
 FILE_VARIABLE: Final = "OCTAVO_CONFIG"
@@ -144,13 +145,8 @@ def _layer_problems(layer: Layer) -> Iterator[Problem]:
 
 def _policy_problems(config: Config, layer: Layer) -> Iterator[Problem]:
     """What is wrong with the policy in charge, an experiment's arms, and shadows."""
-    yield from _problems_of(config.scheduler, "scheduler", layer)
-    for name, arm in config.experiment.arms.items():
-        wanted = config.scheduler.model_copy(update=dict(arm))
-        yield from _problems_of(wanted, f"experiment.arms.{name}", layer)
-    for name, shadow in config.shadow.policies.items():
-        wanted = config.scheduler.model_copy(update=dict(shadow))
-        yield from _problems_of(wanted, f"shadow.policies.{name}", layer)
+    for section, wanted in named_policies(config).items():
+        yield from _problems_of(wanted, section, layer)
     for name in config.scheduler.allowed or ():
         try:
             default_params(find_policy(name))
@@ -165,6 +161,5 @@ def _problems_of(scheduler: SchedulerConfig, section: str, layer: Layer) -> Iter
     try:
         check_policy(scheduler)
     except BadConfiguration as error:
-        for problem in error.problems:
-            key = problem.key.replace("scheduler", section, 1)
-            yield replace(problem, key=key, where=layer.origin(tuple(key.split("."))))
+        for problem in under(section, error).problems:
+            yield replace(problem, where=layer.origin(tuple(problem.key.split("."))))

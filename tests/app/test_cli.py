@@ -186,6 +186,20 @@ def test_check_config_tells_what_the_policy_refuses() -> None:
     assert result.stderr.startswith("Error: scheduler.params: policy fcfs refuses them: backfill ")
 
 
+@pytest.mark.parametrize(
+    ("section", "policies"),
+    [
+        ("experiment.arms", "{a: {policy: fcfs}, b: {policy: fcfs, params: {backfill: -1}}}"),
+        ("shadow.policies", "{b: {policy: fcfs, params: {backfill: -1}}}"),
+    ],
+)
+def test_check_config_tells_what_other_policies_refuse(section: str, policies: str) -> None:
+    result = run("check-config", "--set", f"{section}={policies}")
+    assert result.exit_code == 2
+    expected = f"Error: {section}.b.params: policy fcfs refuses them: backfill "
+    assert result.stderr.startswith(expected)
+
+
 def test_check_config_prints_json() -> None:
     result = run("check-config", "--json", "--set", "server.port=0")
     assert Config.model_validate(json.loads(result.stdout)) == load_config(

@@ -67,6 +67,12 @@ def test_parameters_that_are_handed_on_are_checked_against_the_parent() -> None:
     assert "did you mean window?" in refusal(f"{SAMPLES}:Inheriting", windw=1)
 
 
+def test_a_constructor_may_take_whatever_it_is_given() -> None:
+    policy = load_policy(SchedulerConfig(policy=f"{SAMPLES}:Open"), services())
+    assert isinstance(policy, Sample)
+    assert "did you mean window?" in refusal(f"{SAMPLES}:Open", windw=1)
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert refusal("fcsf") == "scheduler.policy: unknown policy fcsf; did you mean fcfs?"
 
@@ -164,7 +170,7 @@ def test_whatever_a_plug_in_does_is_a_configuration_error(policy: str, expected:
     ("text", "expected"),
     [
         ("import sys; sys.exit(3)", "cannot import odd_plug_in (SystemExit: 3)"),
-        ("class E(Exception): __str__ = None\nraise E", "cannot import odd_plug_in (E: )"),
+        ("class E(Exception): __str__ = None\nraise E", "cannot import odd_plug_in (E)"),
         ("def __getattr__(name): raise OSError('no')", "cannot find odd_plug_in:X (OSError: no)"),
     ],
 )

@@ -81,6 +81,10 @@ def test_b60_a_file_that_means_nothing_is_refused_with_file_key_and_what_was_mea
         ),
         (["model.max_model_len=99999999"], ["model.max_model_len"]),
         (["scheduler.policy=slo", "scheduler.params.patiens=1"], ["patiens", "patience?"]),
+        (
+            ["experiment.arms={a: {policy: slo}, b: {policy: fcfs, params: {backfill: -1}}}"],
+            ["experiment.arms.b.params", "backfill must not be negative"],
+        ),
     ],
 )
 def test_b60_what_cannot_work_together_is_refused_with_the_numbers(overrides, words) -> None:

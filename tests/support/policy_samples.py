@@ -44,6 +44,13 @@ class Inheriting(Sample):
         self.extra = extra
 
 
+class Open(Sample):
+    """A policy that hands on whatever it is given, by place as well."""
+
+    def __init__(self, *args: Any, **params: Any) -> None:
+        super().__init__(*args, **params)
+
+
 class Unwritable(Policy):
     """A parameter that no configuration can give."""
 

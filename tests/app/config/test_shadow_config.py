@@ -32,3 +32,8 @@ def test_an_experiment_and_shadows_do_not_go_together():
 def test_what_is_in_charge_keeps_its_name():
     said = refused("shadow.policies.in_charge={policy: slo}")
     assert "shadow.policies.in_charge: is what the policy in charge is called" in said
+
+
+def test_a_window_has_to_have_room_for_the_fewest_that_are_scored():
+    said = refused("shadow.least_requests=50", "shadow.most_requests=10")
+    assert "shadow.least_requests: 50 are more than shadow.most_requests = 10" in said
