@@ -21,7 +21,8 @@ import orjson
 
 from app.child.bounds import answers_only, limit_memory, limit_time
 from app.child.frames import READY, read_frame, write_frame
-from app.policy_loader import ConfiguredPolicy
+from app.policy_loader import ConfiguredPolicy, under
+from app.problems import BadConfiguration
 from app.shadow.job import Job
 from app.shadow.playing import play
 
@@ -55,6 +56,8 @@ def score(job: Job) -> dict[str, Any]:
         ]
     except MemoryError:
         return {"fault": "takes more memory than is possible here"}
+    except BadConfiguration as error:
+        return {"fault": str(under("", error))}
     except Exception as error:
         return {"fault": f"{type(error).__name__}: {error}"}
     return {

@@ -165,6 +165,9 @@ class Shadow:
             scored.control.score.whole, scored.real.whole, scored.own, scored.bias
         )
         log.info("window scored", trusted=verdict.trusted, doubts=verdict.doubts)
+        for name, why in scored.others.items():
+            if isinstance(why, str):
+                log.warning("shadow not scored", shadow=name, why=why)
         self.windows += 1
         self._latest = scored, verdict
         self._verdicts.append((scored.closes, verdict))

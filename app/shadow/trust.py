@@ -45,7 +45,9 @@ class Error:
     @property
     def error(self) -> float:
         """Relative to what it really was."""
-        return self.predicted / self.real - 1 if self.real else math.inf * bool(self.predicted)
+        if self.real:
+            return self.predicted / self.real - 1
+        return math.inf if self.predicted else 0.0
 
     @property
     def within(self) -> bool:

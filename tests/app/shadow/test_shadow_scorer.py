@@ -81,7 +81,7 @@ def test_one_that_takes_too_much_memory_is_told_so(scorer, stretch):
 
 
 def test_one_that_cannot_be_made_says_why(scorer, stretch):
-    with pytest.raises(NotScored, match="unknown policy nobody"):
+    with pytest.raises(NotScored, match=r"^policy: unknown policy nobody"):
         scorer.score(job(stretch, "nobody"))
 
 

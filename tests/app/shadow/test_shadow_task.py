@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 from support.shadowed import MACHINE, LiveHouse, traffic
 
 from app.config.schema import SchedulerConfig
@@ -152,7 +153,10 @@ def test_windows_in_which_the_policy_changed_are_not_scored():
 def test_a_shadow_that_cannot_be_scored_says_why_and_the_others_are():
     trial = Trial(policies={**POLICIES, "slow": {"policy": "priority"}})
     trial.scorer.unfit.add("priority")
-    told = trial.windows(1).document()
+    with structlog.testing.capture_logs() as lines:
+        told = trial.windows(1).document()
+    (warned,) = [line for line in lines if line["log_level"] == "warning"]
+    assert (warned["shadow"], warned["why"]) == ("slow", "took longer than 1 s")
     assert told["trusted"]
     fine, slow = told["policies"]
     assert slow["fault"] == "took longer than 1 s"

@@ -22,6 +22,14 @@ def test_a_prediction_within_the_stated_error_is_trusted():
     assert verdict.errors[0].error == pytest.approx(0.08)
 
 
+def test_nothing_that_was_predicted_as_nothing_is_no_error():
+    """And is no number that would be remembered for 40 windows."""
+    trust = Trust(0.9, 0.25)
+    nothing = dict.fromkeys(JUDGED, 0.0)
+    assert [each.error for each in trust.judge(nothing, nothing, OWN, bias={}).errors] == [0.0, 0.0]
+    assert trust.judge(predicted(0.08), REAL, OWN, bias={}).trusted
+
+
 def test_one_beyond_it_is_not_and_says_by_how_much():
     verdict = Trust(0.9, 0.25).judge({**predicted(0.0), "ttft_s": 0.44}, REAL, OWN, bias={})
     assert not verdict.trusted
