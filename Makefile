@@ -13,6 +13,7 @@ LOAD_S ?= 120
 SOAK_S ?= 14400
 SIMULATED ?=
 GPU_PYTHON ?= python3
+GPU_RESULTS := $(addprefix --results ,$(wildcard loadtest/RESULTS.md))
 GPU_ARCHIVE := build/gpu/octavo-gpu.tar.xz
 
 help: ## list the targets
@@ -68,7 +69,7 @@ pack-gpu: $(VENV)/.flashinfer ## what a machine with a GPU needs, kernels compil
 # On a machine without set-up or network: its own Python has torch, the archive has the rest.
 test-gpu: ## ask a GPU all that was prepared, in 8 minutes (ARGS="--only decode")
 	@test -d build/gpu/site || test ! -f $(GPU_ARCHIVE) || tar -xf $(GPU_ARCHIVE) --strip-components=1 octavo-gpu/build/gpu/site
-	@FLASHINFER_WORKSPACE_BASE=$(CURDIR)/build/gpu PYTHONPATH=build/gpu/site:.:tests $(GPU_PYTHON) -m tests.gpu $(ARGS)
+	@FLASHINFER_WORKSPACE_BASE=$(CURDIR)/build/gpu PYTHONPATH=build/gpu/site:.:tests $(GPU_PYTHON) -m tests.gpu $(GPU_RESULTS) $(ARGS)
 
 rehearse-gpu: $(VENV)/.dev ## the same on a stand-in, where nothing is measured
 	@PYTHONPATH=.:tests $(BIN)/python -m tests.gpu --rehearse $(ARGS)

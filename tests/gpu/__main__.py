@@ -1,9 +1,11 @@
 """Ask a GPU all that was prepared, in some minutes: `make test-gpu`.
 
     python -m tests.gpu [--rehearse] [--only PART] [--folder FOLDER] [--results RESULTS.md]
+    python -m tests.gpu --take FOLDER --results RESULTS.md     # what another machine found
 
 Needs no set-up and no network. Each part is a process with a budget; whatever one does, the next is
-run. Findings are printed and written to FOLDER/findings.jsonl as they come.
+run. Findings are printed and written to FOLDER/findings.jsonl as they come, and at the end as a
+section to FOLDER/section.md and into RESULTS.md.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ ALL_S = 470
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; the exit code is 1 if one failed, or did not keep what was promised."""
     options = _options(arguments)
+    if options.take is not None:
+        put_into(options.results, (options.take / "section.md").read_text(encoding="utf-8"))
+        return 0
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.rehearse:
         print("A rehearsal on a stand-in: nothing is measured on a GPU.", flush=True)
@@ -74,7 +79,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS])
     parser.add_argument("--folder", type=Path, default=Path("build/gpu/found"))
     parser.add_argument("--results", type=Path, help="a file to put the section into")
-    return parser.parse_args(arguments)
+    parser.add_argument("--take", type=Path, help="the folder of a run elsewhere, for --results")
+    options = parser.parse_args(arguments)
+    if options.take is not None and options.results is None:
+        parser.error("--take needs --results")
+    return options
 
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:

@@ -12,10 +12,14 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.backends import CudaSettings
+from engine.backends.cuda.assembly import Kernels
 from engine.backends.cuda.attention import Attention, FlashInferAttention
 from engine.backends.cuda.device import CUDADevice, Device
-from engine.backends.cuda.ops import Ops, TorchOps
+from engine.backends.cuda.gpu import gpu_kernels
+from engine.backends.cuda.ops import TorchOps
 from engine.backends.cuda.pool import KVPool
+from engine.backends.cuda.sampler import DeviceSampler
 from engine.models.config import ModelConfig
 from tests.gpu.sizes import REAL, REHEARSAL, Sizes
 
@@ -32,30 +36,19 @@ class Mark(Protocol):
 class Bed:
     """What parts share.
 
-    flashinfer: the module. dtype: of weights and activations; kv_dtype: of the pool, by its name in
-    `pool.POOL_DTYPES`. mark: puts a mark behind what was enqueued. rehearsed: whether no number
-    means anything.
+    flashinfer: the module. kernels: what computes a model, as it is served. dtype: of weights and
+    activations; kv_dtype: of the pool, by its name in `pool.POOL_DTYPES`. mark: puts a mark behind
+    what was enqueued. rehearsed: whether no number means anything.
     """
 
     device: Device
     flashinfer: Any
-    ops: Ops
+    kernels: Callable[[ModelConfig], Kernels]
     dtype: torch.dtype
     kv_dtype: str
     sizes: Sizes
     mark: Callable[[], Mark]
     rehearsed: bool
-
-    def attention(self, pool: KVPool, config: ModelConfig) -> Attention:
-        """FlashInfer's over a pool."""
-        return FlashInferAttention(
-            self.flashinfer,
-            self.device,
-            pool.layers,
-            config.heads,
-            dtype=self.dtype,
-            windows=set(config.layer_windows),
-        )
 
     def seconds(self, work: Callable[[], object], repeats: int, warm: int = 3) -> float:
         """The median time that the device takes for `work`, enqueued again and again without
@@ -79,10 +72,11 @@ def _gpu() -> Bed:
 
     device = CUDADevice()
     torch.cuda.set_device(device.torch_device)
+    settings = CudaSettings(attention="flashinfer", max_rows=max(REAL.decode_rows))
     return Bed(
         device=device,
         flashinfer=flashinfer,
-        ops=triton_ops() or TorchOps(),
+        kernels=lambda config: gpu_kernels(device, config, settings),
         dtype=torch.bfloat16,
         kv_dtype="bfloat16",
         sizes=REAL,
@@ -97,26 +91,26 @@ def _stand_in() -> Bed:
     from tests.support.flashinfer_stub import flashinfer_stub
 
     device = CPUDevice()
+    flashinfer = flashinfer_stub(device)
+
+    def kernels(config: ModelConfig) -> Kernels:
+        def attention(pool: KVPool) -> Attention:
+            return FlashInferAttention(
+                flashinfer, device, pool.layers, config.heads, dtype=torch.float32
+            )
+
+        return Kernels(TorchOps(), attention, DeviceSampler(device))
+
     return Bed(
         device=device,
-        flashinfer=flashinfer_stub(device),
-        ops=TorchOps(),
+        flashinfer=flashinfer,
+        kernels=kernels,
         dtype=torch.float32,
         kv_dtype="float32",
         sizes=REHEARSAL,
         mark=_HostMark,
         rehearsed=True,
     )
-
-
-def triton_ops() -> Ops | None:
-    """The operations in Triton, None where it does not import."""
-    try:
-        from engine.backends.cuda.triton_ops import TritonOps
-    except ImportError:
-        return None
-    ops: Ops = TritonOps()
-    return ops
 
 
 class _CUDAMark:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.backends.cuda.assembly import Kernels
 from engine.backends.cuda.attention import Attention
 from engine.backends.cuda.graphs import DecodeGraphs
 from engine.backends.cuda.inputs import inputs_of
@@ -55,13 +56,13 @@ def rooms(
     config: ModelConfig,
     blocks: int,
     buckets: Iterable[int],
-    attention: Attention | None = None,
+    kernels: Kernels | None = None,
 ) -> Rooms:
-    """The rooms of a model whose weights are on the device."""
-    device = bed.device
-    decoder = Decoder(weights, config, bed.ops, device.torch_device)
-    pool = KVPool(device, bed.ops, config, blocks, bed.kv_dtype)
-    attention = attention or bed.attention(pool, config)
+    """The rooms of a model whose weights are on the device. kernels: None for the bed's."""
+    device, kernels = bed.device, kernels or bed.kernels(config)
+    decoder = Decoder(weights, config, kernels.ops, device.torch_device)
+    pool = KVPool(device, kernels.ops, config, blocks, bed.kv_dtype)
+    attention = kernels.attention(pool)
     graphs = DecodeGraphs(device, decoder, pool, attention, buckets)
     return Rooms(bed, decoder, pool, attention, graphs)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cpu_device import CPUDevice
 
-from tests.gpu.__main__ import ALL_S, PARTS, findings_of
+from engine.backends.cuda.assembly import Kernels
+from engine.models.config import ModelConfig
+from tests.gpu.__main__ import ALL_S, PARTS, findings_of, main
 from tests.gpu.bed import bed
 from tests.gpu.findings import Finding, put_into, read_line, section, table
-from tests.gpu.parts import prefill, sampling, smallest
+from tests.gpu.parts import decode, machine, parity, prefill, sampling, smallest, workload
 from tests.gpu.sizes import LLAMA_8B
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +44,18 @@ sys.meta_path.insert(0, Refusing())
 """
 
 
-@pytest.mark.parametrize("part", [prefill, sampling, smallest], ids=lambda part: part.__name__)
+@pytest.mark.parametrize(
+    "part", [machine, prefill, sampling, smallest, workload], ids=lambda part: part.__name__
+)
 def test_a_part_finds_something_on_the_stand_in(part) -> None:
     findings = list(part.run(bed(rehearse=True)))
     assert findings
     assert not [each for each in findings if each.passed is False]
+
+
+@pytest.mark.parametrize("name", [part.name for part in PARTS])
+def test_each_part_is_a_module(name: str) -> None:
+    assert callable(importlib.import_module(f"tests.gpu.parts.{name}").run)
 
 
 @pytest.mark.slow
@@ -61,6 +74,36 @@ def test_all_of_it_runs_with_nothing_but_what_is_on_the_machine(tmp_path: Path) 
     assert not [each for each in findings if each.fault]
     assert done.stdout.startswith("A rehearsal on a stand-in: nothing is measured on a GPU.")
     assert "nothing here was measured on a GPU" in (tmp_path / "out/section.md").read_text()
+
+
+class Replayed:
+    """Work that is done again at each replay."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+        work()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [parity, decode], ids=lambda part: part.__name__)
+def test_what_a_rehearsal_leaves_out_runs_in_tritons_interpreter(part, monkeypatch) -> None:
+    """Graphs are not watched here: the interpreter has buffers of its own at each replay."""
+    from support.interpreter import interpreted
+
+    from engine.backends.cuda.triton_ops import TritonOps
+
+    monkeypatch.setattr(CPUDevice, "capture", lambda device, work: Replayed(work))
+    stand_in = bed(rehearse=True)
+
+    def kernels(config: ModelConfig) -> Kernels:
+        return replace(stand_in.kernels(config), ops=TritonOps())
+
+    with interpreted():
+        findings = list(part.run(replace(stand_in, kernels=kernels, rehearsed=False)))
+    names = " ".join(each.name for each in findings)
+    assert "Triton" in names
+    assert "float8" in names or "fp8" in names
+    assert not [each for each in findings if each.passed is False and "floor" not in each.name]
 
 
 def said_by(script: str, seconds: float = 60.0) -> list[Finding]:
@@ -132,3 +175,13 @@ def test_a_section_takes_the_place_of_the_last_and_leaves_the_rest(tmp_path: Pat
     assert text.count("## On a GPU") == 1
     assert "| a | b | 2 |" in text
     assert "| a | b | 1 |" not in text
+
+
+def test_what_another_machine_found_is_taken_into_the_results(tmp_path: Path) -> None:
+    (tmp_path / "section.md").write_text(
+        section([Finding("a", "b", 3.0)], "today", rehearsed=False)
+    )
+    results = tmp_path / "RESULTS.md"
+    results.write_text("# Results\n")
+    assert main(["--take", str(tmp_path), "--results", str(results)]) == 0
+    assert "| a | b | 3 |" in results.read_text()

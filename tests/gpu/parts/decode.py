@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.backends.cuda.graphs import DecodeGraphs
 from engine.backends.cuda.model import random_weights, weight_bytes
 from engine.batch import Batch
+from engine.models.weights import Weights
 from tests.gpu.bed import Bed, copy_bandwidth
 from tests.gpu.findings import Finding
 from tests.gpu.rooms import Rooms, blocks_of, decodes, kv_bytes, rooms, tables
@@ -35,6 +36,7 @@ def run(bed: Bed) -> Iterator[Finding]:
         yield from _steps(made, rows, floor)
     if not bed.rehearsed:
         yield from _in_triton(made)
+        yield from _in_fp8(made, weights)
 
 
 def _in_triton(made: Rooms) -> Iterator[Finding]:
@@ -49,6 +51,18 @@ def _in_triton(made: Rooms) -> Iterator[Finding]:
     took = bed.seconds(lambda: other.logits(batch, graph=True).argmax(-1), bed.sizes.repeats)
     what = f"{rows} sequences of {bed.sizes.context}: a step, Triton attends"
     yield Finding("decode", what, 1e3 * took, "ms")
+
+
+def _in_fp8(made: Rooms, weights: Weights) -> Iterator[Finding]:
+    """The most important step over a cache in fp8."""
+    bed, rows = replace(made.bed, kv_dtype="fp8"), made.bed.sizes.decode_rows[0]
+    sizes = bed.sizes
+    other = rooms(bed, weights, sizes.large, blocks_of(rows, sizes.context), [rows])
+    batch = _full_batch(sizes, rows)
+    took = bed.seconds(lambda: other.logits(batch, graph=True).argmax(-1), sizes.repeats)
+    yield Finding(
+        "decode", f"{rows} sequences of {sizes.context}: a step, KV in fp8", 1e3 * took, "ms"
+    )
 
 
 def _full_batch(sizes: Sizes, rows: int) -> Batch:

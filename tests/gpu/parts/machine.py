@@ -18,7 +18,7 @@ def run(bed: Bed) -> Iterator[Finding]:
     yield _fact("python", platform.python_version())
     for name in ("torch", "triton", "flashinfer", "tvm_ffi", "numpy"):
         yield _fact(name, _version(name))
-    yield _fact("operations", type(bed.ops).__name__)
+    yield _fact("operations", type(bed.kernels(bed.sizes.tiny).ops).__name__)
     if not bed.rehearsed:
         properties = torch.cuda.get_device_properties(bed.device.torch_device)
         yield _fact("card", properties.name)

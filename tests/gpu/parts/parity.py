@@ -37,7 +37,7 @@ def run(bed: Bed) -> Iterator[Finding]:
             yield from _attention(bed, head_dim, kv_dtype)
     yield from _model(bed)
     if not bed.rehearsed:
-        yield from _model(replace(bed, ops=TorchOps()))
+        yield from _model(bed, plain=True)
 
 
 # ── attention ─────────────────────────────────────────────────────────────────────────────────
@@ -101,15 +101,21 @@ def _poisoned(pools: torch.Tensor, batch: Batch) -> torch.Tensor:
 # ── a model ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _model(bed: Bed) -> Iterator[Finding]:
-    """Prompts in chunks, then decodes eagerly and by graphs; the same tokens on both sides."""
+def _model(bed: Bed, *, plain: bool = False) -> Iterator[Finding]:
+    """Prompts in chunks, then decodes eagerly and by graphs; the same tokens on both sides.
+
+    plain: with torch's operations, which tells who is to blame.
+    """
     config, count = bed.sizes.tiny, 3
     exact = random_weights(config, 0, torch.device("cpu"), torch.float32)
     weights = moved(exact, bed.device.torch_device, bed.dtype)
     prompt = min(90, config.context_length // 2)
     total = prompt + bed.sizes.growth
     blocks = blocks_of(count, total)
-    on_device = rooms(bed, weights, config, blocks, [4])
+    kernels = bed.kernels(config)
+    if plain:
+        kernels = replace(kernels, ops=TorchOps())
+    on_device = rooms(bed, weights, config, blocks, [4], kernels)
     on_cpu = TorchRunner(exact, config, blocks)
     rng = np.random.default_rng(1)
     texts = rng.integers(0, config.vocab, (count, total)).tolist()
@@ -128,7 +134,7 @@ def _model(bed: Bed) -> Iterator[Finding]:
         error = _error(on_device, on_cpu, batch, graph=name.endswith("graph"))
         worst[name] = max(worst[name], error)
     for name, error in worst.items():
-        what = f"tiny model, {type(bed.ops).__name__}, {name}"
+        what = f"tiny model, {type(kernels.ops).__name__}, {name}"
         yield Finding("parity", what, error, at_most=LOGIT_ERROR)
 
 

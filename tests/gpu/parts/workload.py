@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from engine.backends import CudaSettings
 from engine.backends.base import Backend
-from engine.backends.cuda.assembly import Kernels, Settings, assemble
+from engine.backends.cuda.assembly import assemble
 from engine.backends.cuda.model import random_weights
-from engine.backends.cuda.sampler import DeviceSampler
 from engine.batch import BLOCK, Batch
 from engine.blocks import BlockPool
 from engine.clock import MonotonicClock
@@ -84,8 +84,8 @@ def run(bed: Bed) -> Iterator[Finding]:
         bed.device,
         weights,
         config,
-        Kernels(bed.ops, lambda pool: bed.attention(pool, config), DeviceSampler(bed.device)),
-        Settings(
+        bed.kernels(config),
+        CudaSettings(
             max_step_tokens=sizes.step_tokens,
             max_rows=sizes.rows,
             kv_dtype=bed.kv_dtype,
