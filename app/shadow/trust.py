@@ -5,7 +5,8 @@ stated for a window is said before the window is looked at. It is the largest of
 
   - what the simulation says of itself: how far a measure moves if steps take 5 % more or less, by
     which a cost model may be off before anybody notices (`engine.cost.Epochs`), and twice the
-    standard deviation of one live run beside the mean of the simulated ones;
+    standard deviation of one live run beside the mean of the simulated ones; for the 99th
+    percentile also what the buckets it is counted in may be off by;
   - what the windows before came to: the conformal quantile of their errors, the ⌈(n + 1)·level⌉-th
     smallest of n (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005), and
     the largest of them while n is too small for that.
@@ -20,13 +21,19 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
+
+from app.experiment.gaps import GROWTH
 
 JUDGED: Final = ("ttft_s", "itl_p99_s")
 """Measures whose errors decide."""
 
 KEPT: Final = 40
 """Windows whose errors are remembered."""
+
+RESOLUTION: Final[Mapping[str, float]] = MappingProxyType({"itl_p99_s": GROWTH - 1})
+"""Relative error of measures that are counted in buckets."""
 
 COST_DOUBT: Final = 0.05
 """Relative error of the cost model that nobody would notice."""
@@ -117,6 +124,7 @@ class Trust:
     def stated(self, measure: str, own: float) -> float:
         """The relative error that is stated for the next window."""
         errors = sorted(self._errors[measure])
+        own += RESOLUTION.get(measure, 0.0)
         if not errors:
             return own
         place = math.ceil((len(errors) + 1) * self._level)

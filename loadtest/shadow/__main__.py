@@ -31,7 +31,7 @@ PATIENCE_S: Final = 60.0
 @click.command()
 @click.option("--seconds", default=300.0, show_default=True, help="How long requests arrive.")
 @click.option("--seed", default=0, show_default=True, help="Of what arrives.")
-@click.option("--every", default=5.0, show_default=True, help="Seconds between bursts, on average.")
+@click.option("--every", default=8.0, show_default=True, help="Seconds between bursts, on average.")
 @click.option(
     "--falsify",
     default=1.0,
@@ -45,8 +45,8 @@ def shadow(
 ) -> None:
     """Serve a noisy tenant and a quiet one, and hold the shadow of what is in charge to it.
 
-    Exit code 1 if an error was larger than stated; with a falsified cost model, if any window was
-    to be trusted; and if no window was scored.
+    Exit code 1 if more errors were larger than stated than are to be (1 - shadow.level); with a
+    falsified cost model, if any window was to be trusted; and if no window was scored.
 
     \b
     Example:
