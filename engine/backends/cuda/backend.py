@@ -94,14 +94,18 @@ class CUDABackend:
 
     def submit(self, batch: Batch) -> int:
         parts = self._open()
-        newest = self._newest
-        check(batch, parts.decoder.config, 0 if newest is None else len(newest.tokens))
+        self.check(batch)
         with self._computing():
             parts.pool.move(batch)
             logits = parts.decoder.logits(self._hidden(parts, batch))
         self._tickets += 1
         self._computed[self._tickets] = batch, logits
         return self._tickets
+
+    def check(self, batch: Batch) -> None:
+        """Raise what `submit` would for a batch that must not be computed (`inputs.check`)."""
+        newest = self._newest
+        check(batch, self._open().decoder.config, 0 if newest is None else len(newest.tokens))
 
     def sample(self, ticket: int, rows: Collection[SampleRow]) -> None:
         batch, logits = self._computed.pop(ticket)

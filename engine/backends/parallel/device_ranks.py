@@ -113,7 +113,8 @@ class DeviceLeader:
     """The backend of rank 0's shard, whose every step the followers compute as well (Backend).
 
     A step that cannot be enqueued, on whatever rank, is the last: it and all that come after it
-    raise GroupLost. What is sampled concerns rank 0 alone, and so do its faults.
+    raise GroupLost. What must not be computed is refused before anybody is told, and what is
+    sampled concerns rank 0 alone: such faults are those of the step.
     """
 
     reads_arrays = True
@@ -136,11 +137,11 @@ class DeviceLeader:
         return self._backend.move_seconds
 
     def submit(self, batch: Batch) -> int:
+        self._backend.check(batch)
         with self._followers.computing(pack(batch, batch.token_ids)):
             if _in_flight(batch):
                 newest = self._backend.newest
-                if newest is None:
-                    raise ValueError("tokens in flight, and no step before that sampled any")
+                assert newest is not None, "`check` has seen it"
                 self._group.broadcast(newest)
             return self._backend.submit(batch)
 

@@ -10,11 +10,16 @@ from typing import Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from engine.backends.parallel.place import Place
 from engine.errors import CollectiveFailed
+
+STARTING_S: Final = 600.0
+"""How long a collective waits for a rank while models are loaded and kernels compiled, which takes
+one of them longer than another."""
 
 MEETING_S: Final = 300.0
 """How long ranks wait for each other at the start, before any of them loads anything."""
@@ -77,10 +82,10 @@ def meet() -> Store:
     return PrefixStore("octavo", store)
 
 
-def join(place: Place, store: Store, device: torch.device, timeout_s: float) -> Group:
+def join(place: Place, store: Store, device: torch.device) -> Group:
     """The group of all ranks, which compute on `device`; each process joins one.
 
-    timeout_s: how long a collective waits for a rank that does not come. Raises CollectiveFailed.
+    A collective waits for `STARTING_S` until `expect` says otherwise. Raises CollectiveFailed.
     """
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -91,12 +96,18 @@ def join(place: Place, store: Store, device: torch.device, timeout_s: float) -> 
             store=store,
             rank=place.rank,
             world_size=place.world,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=STARTING_S),
             device_id=device if on_gpu else None,  # then NCCL connects now, and in no graph
         )
     world = dist.group.WORLD
     assert world is not None, "it has been made"
     return Group(world, place.world)
+
+
+def expect(timeout_s: float) -> None:
+    """From now on let a collective wait only so long for a rank that does not come."""
+    if dist.is_initialized():
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), dist.group.WORLD)
 
 
 def leave() -> None:

@@ -28,7 +28,7 @@ from engine.backends.base import Backend
 from engine.backends.parallel.computer import Computer
 from engine.backends.parallel.follower import Follower, answered, telling
 from engine.backends.parallel.followers import Followers
-from engine.backends.parallel.group import MEETING_S, Group, join, meet
+from engine.backends.parallel.group import MEETING_S, Group, expect, join, meet
 from engine.backends.parallel.matrices import joined
 from engine.backends.parallel.part import Part
 from engine.backends.parallel.place import Place
@@ -61,8 +61,10 @@ def lead(place: Place, wanted: Wanted, computer: Computer) -> Led:
     """
     store = meet()
     links = listen(store, os.environ["MASTER_ADDR"], place.world, MEETING_S)
-    joining = partial(join, place, store, computer.torch_device, wanted.timeout_s)
-    return led(Followers(links), place, wanted, computer, joining)
+    joining = partial(join, place, store, computer.torch_device)
+    ready = led(Followers(links), place, wanted, computer, joining)
+    expect(wanted.timeout_s)
+    return ready
 
 
 def follow(place: Place, wanted: Wanted, computer: Computer) -> Follower:
@@ -72,8 +74,10 @@ def follow(place: Place, wanted: Wanted, computer: Computer) -> Follower:
     """
     store = meet()
     link = call(store, os.environ["MASTER_ADDR"], MEETING_S, place.rank)
-    joining = partial(join, place, store, computer.torch_device, wanted.timeout_s)
-    return followed(link, place, wanted, computer, joining)
+    joining = partial(join, place, store, computer.torch_device)
+    ready = followed(link, place, wanted, computer, joining)
+    expect(wanted.timeout_s)
+    return ready
 
 
 def led(followers: Followers, place: Place, wanted: Wanted, computer: Computer, join: Join) -> Led:

@@ -131,11 +131,25 @@ def test_a_row_at_fault_is_nobody_elses_business(path):
     assert both.followers.lost is None
 
 
+def test_what_must_not_be_computed_is_refused_and_the_ranks_go_on(path):
+    make, _ = computers(path, 8)
+    with ranks(path, 2, 8, computer=make) as both:
+        beyond = make_batch([Work([0], 0, [1])])
+        beyond.positions = beyond.positions + CONFIG.context_length  # behind the rotations
+        for batch in (beyond, make_batch([Work([0], 0, [CONFIG.vocab])])):
+            with pytest.raises(IndexError, match="is not within the"):
+                both.backend.submit(batch)
+        ticket = both.backend.submit(make_batch([Work([0], 0, [1])]))
+        both.backend.sample(ticket, greedy_rows(1))
+        assert len(both.backend.collect(ticket).tokens) == 1
+    assert both.followers.lost is None
+
+
 def test_a_step_that_cannot_be_enqueued_ends_all(path):
     make, _ = computers(path, 8)
     with ranks(path, 2, 8, computer=make, timeout_s=1.0) as both:
         broken = make_batch([Work([0], 0, [1])])
-        broken.positions = broken.positions + CONFIG.context_length  # behind the rotations
+        broken.slots = broken.slots + 16 * 1000  # behind the pool
         with pytest.raises(GroupLost, match=r"rank [01] cannot go on"):
             both.backend.submit(broken)
         with pytest.raises(GroupLost):
