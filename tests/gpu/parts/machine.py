@@ -42,5 +42,5 @@ def _fact(name: str, value: str) -> Finding:
 def _version(name: str) -> str:
     try:
         return str(getattr(importlib.import_module(name), "__version__", "of no version"))
-    except ImportError as error:
-        return f"none: {error}"
+    except Exception as error:  # what is wrong with it is the finding
+        return f"none: {type(error).__name__}: {error}"
