@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import threading
 from contextlib import suppress
 from typing import IO
 
@@ -31,6 +33,22 @@ def answers_only() -> IO[bytes]:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
+
+
+def end_with(input_: IO[bytes]) -> None:
+    """End the process when nobody can send it anything any more, whatever it is at.
+
+    A server that is killed ends nothing itself, and what a child is at may be somebody's code that
+    waits for ever, which takes no CPU time.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(input_, 0)  # the other end's closing is told all the same
+        poll.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="octavo-end", daemon=True).start()
 
 
 def limit_memory(more: int) -> None:

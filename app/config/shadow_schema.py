@@ -26,7 +26,7 @@ class ShadowConfig(Section):
         default={},
         description="policies by name; what is in charge is scored with them; none: nothing is",
     )
-    window_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+    window_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
         default=60.0, description="traffic that is scored at a time; simulations begin one earlier"
     )
     seeds: Annotated[int, Field(ge=1, le=100)] = Field(

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from app.child.bounds import answers_only, limit_memory, limit_time
+from app.child.bounds import answers_only, end_with, limit_memory, limit_time
 from app.child.frames import READY, read_frame, write_frame
 from app.policy_loader import ConfiguredPolicy, under
 from app.problems import BadConfiguration
@@ -39,6 +39,7 @@ def main() -> None:
     requests = sys.stdin.buffer
     if read_frame(requests) is None:
         return
+    end_with(requests)
     limit_memory(MOST_MEMORY)
     write_frame(answers, READY)
     while (request := read_frame(requests)) is not None:

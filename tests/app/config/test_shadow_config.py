@@ -37,3 +37,7 @@ def test_what_is_in_charge_keeps_its_name():
 def test_a_window_has_to_have_room_for_the_fewest_that_are_scored():
     said = refused("shadow.least_requests=50", "shadow.most_requests=10")
     assert "shadow.least_requests: 50 are more than shadow.most_requests = 10" in said
+
+
+def test_windows_are_no_shorter_than_a_second():
+    assert "shadow.window_s: must be at least 1, got 0.01" in refused("shadow.window_s=0.01")

@@ -1,6 +1,7 @@
 """Policies are scored by a process that may end: what it says, and what ends it."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from support import unscorable
 from support.shadowed import MACHINE, LiveHouse, traffic
 
+from app.child.frames import write_frame
 from app.config.schema import SchedulerConfig
 from app.shadow.job import Job
 from app.shadow.playing import play
@@ -100,6 +102,14 @@ def test_it_ends_with_the_server_and_is_not_started_again(scorer, stretch):
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(NotScored, match="shutting down"):
         scorer.score(job(stretch))
+
+
+def test_it_ends_with_a_server_that_was_killed_whatever_a_policy_waits_for(scorer, stretch):
+    scorer.score(job(stretch))
+    process = scorer.child.process
+    write_frame(process.stdin, pickle.dumps(job(stretch, mine(unscorable.Endless))))
+    process.stdin.close()
+    assert process.wait(60) == 0
 
 
 def test_it_imports_nothing_that_computes():
