@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -233,15 +233,14 @@ class Gate:
 
 async def test_who_only_waits_for_others_is_told_to_come_again(monkeypatch):
     gate = Gate(monkeypatch)
-    grammars = Grammars(StructuredConfig(workers=1, timeout_s=0.01), ByteTokenizer())
-    first = asyncio.ensure_future(grammars.get(regex("a")))
-    assert await asyncio.to_thread(gate.asked.wait, 60)
-    with pytest.raises(ApiError, match="Too many") as caught:
-        await grammars.get(regex("b"))
-    assert (caught.value.status, "retry-after" in caught.value.headers) == (503, True)
-    gate.open.set()
-    assert await first  # it was being tried out, and that has its own bound
-    grammars.close()
+    with closing(Grammars(StructuredConfig(workers=1, timeout_s=0.5), ByteTokenizer())) as grammars:
+        first = asyncio.ensure_future(grammars.get(regex("a")))
+        assert await asyncio.to_thread(gate.asked.wait, 60)
+        with pytest.raises(ApiError, match="Too many") as caught:
+            await grammars.get(regex("b"))
+        assert (caught.value.status, "retry-after" in caught.value.headers) == (503, True)
+        gate.open.set()
+        assert await first  # it was being tried out, and that has its own bound
 
 
 async def test_more_than_are_kept_do_not_wait(monkeypatch):
