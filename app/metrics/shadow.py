@@ -20,11 +20,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is told of shadows. trusted: whether the latest window's scores are; scores: policy,
-    measure and value of each."""
+    """What is told of shadows. trusted: whether the latest window's scores are; windows: how many
+    were scored, skipped: and were not; scores: policy, measure and value of each."""
 
     trusted: bool = False
     windows: int = 0
+    skipped: int = 0
     judged: Sequence[Judged] = ()
     scores: Sequence[tuple[str, str, float]] = ()
 
@@ -43,6 +44,11 @@ def families(figures: Figures) -> Iterable[Metric]:
     )
     yield GaugeMetricFamily(
         "octavo_shadow_windows", "Windows of traffic that were scored", value=figures.windows
+    )
+    yield GaugeMetricFamily(
+        "octavo_shadow_windows_skipped",
+        "Windows of traffic that could not be scored",
+        value=figures.skipped,
     )
     real = GaugeMetricFamily(
         "octavo_shadow_real", "What happened in the latest window scored", labels=("measure",)

@@ -34,7 +34,11 @@ TICK_S: Final = 0.25
 SHOWN: Final = 20
 """Windows whose errors are told, the latest ones; and of those that were not scored, why."""
 
+MOST_OLD: Final = 4
+"""Windows for which scores are worth something, if none is scored meanwhile."""
+
 NOT_YET: Final = "no window has been scored yet"
+OLD: Final = f"none of the last {MOST_OLD} windows has been scored"
 SWAPPED: Final = "another policy was put in charge"
 SLOW: Final = "the window before was still being scored"
 
@@ -63,6 +67,7 @@ class Shadow:
         self.steps = Steps()
         self.skipped: str | None = None
         self.windows = 0
+        self._skipped = 0
         self._policies = {
             name: scheduler.model_copy(update=dict(each)) for name, each in config.policies.items()
         }
@@ -175,6 +180,7 @@ class Shadow:
     def _skip(self, closes: float, reason: str) -> None:
         log.info("window not scored", why=reason)
         self.skipped = reason
+        self._skipped += 1
         self._skips.append((closes, reason))
 
     # ---------------------------------------------------------------- reading
@@ -185,9 +191,12 @@ class Shadow:
         if self._latest is None:
             return (NOT_YET,)
         scored, verdict = self._latest
+        doubts = verdict.doubts
         if not same_policy(scored.policy, self._desk.current):
-            return (*verdict.doubts, SWAPPED)
-        return verdict.doubts
+            doubts = (*doubts, SWAPPED)
+        if self._clock.now() - scored.closes > (MOST_OLD + 1) * self.config.window_s:
+            doubts = (*doubts, OLD)
+        return doubts
 
     def document(self) -> dict[str, Any]:
         """What is known by now, for people and scripts."""
@@ -219,12 +228,13 @@ class Shadow:
     def figures(self) -> Figures:
         """The same for dashboards, of the whole only."""
         if self._latest is None:
-            return Figures()
+            return Figures(skipped=self._skipped)
         scored, verdict = self._latest
         names = {IN_CHARGE: scored.control} | dict(scored.others)
         return Figures(
             trusted=not self.doubts,
             windows=self.windows,
+            skipped=self._skipped,
             judged=[Judged(e.measure, e.real, e.error, e.stated) for e in verdict.errors],
             scores=[
                 (name, measure, value)

@@ -14,7 +14,7 @@ from app.policy_loader import ConfiguredPolicy
 from app.shadow.job import Job
 from app.shadow.playing import play
 from app.shadow.scorer import NotScored, Simulated
-from app.shadow.shadow import NOT_YET, SLOW, SWAPPED, Shadow
+from app.shadow.shadow import MOST_OLD, NOT_YET, OLD, SLOW, SWAPPED, Shadow
 
 POLICIES = {"shortest": {"policy": "shortest-first"}}
 
@@ -119,6 +119,15 @@ def test_before_the_first_window_nothing_is_trusted():
     assert (told["trusted"], told["doubts"], told["latest"]) == (False, [NOT_YET], None)
     assert told["policies"] == [{"name": "shortest", "policy": "shortest-first", "params": {}}]
     assert trial.shadow.figures().windows == 0
+
+
+def test_scores_are_trusted_no_longer_once_nothing_has_been_scored_for_some_windows():
+    trial = Trial(traffic(10.0, every_s=0.12))  # and nobody comes after that
+    assert trial.windows(1 + MOST_OLD).figures().trusted
+    figures = trial.windows(1).figures()
+    assert not figures.trusted
+    assert trial.shadow.doubts == (OLD,)
+    assert (figures.windows, figures.skipped) == (1, MOST_OLD + 1)
 
 
 def test_figures_are_the_same_for_dashboards():
