@@ -63,19 +63,17 @@ def conform(name: str, params: tuple[str, ...], seed: int, workloads: int, as_js
       octavo conform my_package.policies:Mine --params window=8 --json
       octavo conform slo --workloads 500 --seed 7
     """
-    scheduler = policy_option(name, params, named="POLICY")
-
-    def make(*, services: Services) -> Policy:
-        return load_policy(scheduler, services)
-
-    with _progress(workloads) as ticked, patience() as begin_anew:
-
-        def tick() -> None:
-            ticked()
-            begin_anew()
-
+    with patience() as begin_anew:
         try:
-            verdict = judge(make, name, seed=seed, workloads=workloads, tick=tick)
+            scheduler = policy_option(name, params, named="POLICY")
+
+            def make(*, services: Services) -> Policy:
+                return load_policy(scheduler, services)
+
+            with _progress(workloads) as tick:
+                verdict = judge(
+                    make, name, seed=seed, workloads=workloads, tick=tick, begins=begin_anew
+                )
         except DidNotReturnError as error:
             raise click.ClickException(f"{name} cannot be judged: {error}") from None
     if as_json:

@@ -34,16 +34,24 @@ def judge(
     seed: int = 0,
     workloads: int = 48,
     tick: Callable[[], None] = lambda: None,
+    begins: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """The verdict on what `make` makes, which is made anew for each workload.
 
-    tick: called after each workload.
+    tick: called after each workload. begins: called before each part, which takes a second or so.
     """
     verdict = Verdict(name, seed)
+    begins()
     slow = judge_speed(make, verdict)
-    judge_workloads(make, verdict, min(workloads, TIMED) if slow else workloads, tick)
+
+    def ticked() -> None:
+        tick()
+        begins()
+
+    begins()
+    judge_workloads(make, verdict, min(workloads, TIMED) if slow else workloads, ticked)
     if not slow:
-        judge_growth(make, verdict)
+        judge_growth(make, verdict, begins)
     return verdict
 
 
@@ -68,9 +76,12 @@ def judge_speed(make: PolicyMaker, verdict: Verdict) -> bool:
     return True
 
 
-def judge_growth(make: PolicyMaker, verdict: Verdict) -> None:
+def judge_growth(
+    make: PolicyMaker, verdict: Verdict, begins: Callable[[], None] = lambda: None
+) -> None:
     """Let ever more requests wait, in one flow and in as many as it makes of many tenants."""
     for shape in SHAPES:
+        begins()
         growth = measure_growth(make, shape)
         if growth.linear:
             verdict.fail(GROWTH, Example(None, None, None, str(growth)))

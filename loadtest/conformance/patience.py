@@ -11,9 +11,9 @@ from typing import Final
 from engine.guard import Guard
 
 PATIENCE_S: Final = 20.0
-"""CPU seconds of a workload, which takes a tenth of one, before what runs then is interrupted."""
+"""CPU seconds of a part, which takes a second or so, before what runs then is interrupted."""
 
-IMPATIENCE_S: Final = 0.5
+IMPATIENCE_S: Final = 0.1
 """CPU seconds from one interruption to the next: a policy that loops once will loop again."""
 
 

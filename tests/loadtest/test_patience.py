@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from app.cli import main
 from loadtest.conformance.judge import judge_workloads
 from loadtest.conformance.patience import DidNotReturnError, patience
 from loadtest.conformance.verdict import Verdict
@@ -45,3 +50,11 @@ def test_who_begins_anew_in_time_is_never_interrupted() -> None:
     with patience(5.0) as begin_anew:
         judge_workloads(Policy, verdict, 3, begin_anew)
     assert verdict.passed
+
+
+def test_the_command_says_that_a_constructor_does_not_return(monkeypatch) -> None:
+    monkeypatch.setattr("loadtest.commands.conform.patience", partial(patience, 0.2))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    result = CliRunner().invoke(main, ["conform", "test_patience:NeverReady"])
+    assert result.exit_code == 1
+    assert "cannot be judged: it did not return (line" in result.output
