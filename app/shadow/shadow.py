@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -18,6 +19,7 @@ from app.policy_desk import PolicyDesk, same_policy
 from app.shadow.history import MOST_KEY_BYTES, History
 from app.shadow.machine import MachineMaker
 from app.shadow.measures import Score
+from app.shadow.rests import Rests
 from app.shadow.round import Round
 from app.shadow.scorer import NotScored, Scorer
 from app.shadow.scores import Scored
@@ -76,6 +78,7 @@ class Shadow:
         self._make_machine = make_machine
         self._scorer = scorer or Scorer(config.timeout_s)
         self._sleep = sleep
+        self._rests = Rests()
         self._trust = Trust(config.level, config.trust_within)
         self._latest: tuple[Scored, Verdict] | None = None
         self._verdicts: deque[tuple[float, Verdict]] = deque(maxlen=SHOWN)
@@ -124,7 +127,7 @@ class Shadow:
         if (reason := self._unfit(stretch, real, missed)) is not None:
             self._skip(stretch.closes, reason)
         else:
-            wanted = self._policies
+            wanted = {name: self._policies[name] for name in self._rests.awake(self._policies)}
             config = self.config
             each = Round(
                 stretch, real, scatter, self._policy, wanted, config.seeds, config.cost_factor
@@ -170,11 +173,14 @@ class Shadow:
             scored.control.score.whole, scored.real.whole, scored.own, scored.bias
         )
         log.info("window scored", trusted=verdict.trusted, doubts=verdict.doubts)
-        for name, why in scored.others.items():
-            if isinstance(why, str):
+        faults = {name: x if isinstance(x, str) else None for name, x in scored.others.items()}
+        for name, why in faults.items():
+            if why is not None:
                 log.warning("shadow not scored", shadow=name, why=why)
+        others = {**self._rests.told(), **scored.others}
+        self._rests.after(faults)
         self.windows += 1
-        self._latest = scored, verdict
+        self._latest = replace(scored, others=others), verdict
         self._verdicts.append((scored.closes, verdict))
 
     def _skip(self, closes: float, reason: str) -> None:

@@ -172,6 +172,24 @@ def test_a_shadow_that_cannot_be_scored_says_why_and_the_others_are():
     assert fine["fault"] is None
 
 
+def test_a_shadow_that_never_can_be_scored_is_tried_ever_more_seldom():
+    slow = {"slow": {"policy": "priority"}}
+    trial = Trial(traffic(60.0, every_s=0.12), policies=POLICIES | slow, window_s=5.0)
+    trial.scorer.unfit.add("priority")
+    tried = []
+    for window in range(8):
+        fine, slow = trial.windows(1).document()["policies"]
+        assert fine["fault"] is None
+        if slow["fault"] == "took longer than 1 s":
+            tried.append(window)
+        else:
+            assert slow["fault"].startswith("took longer than 1 s; left out for ")
+    assert tried == [0, 2, 5]
+    trial.scorer.unfit.clear()
+    faults = [trial.windows(1).document()["policies"][1]["fault"] for _ in range(3)]
+    assert [fault is None for fault in faults] == [False, False, True]
+
+
 def test_if_what_is_in_charge_cannot_be_scored_nothing_is():
     trial = Trial()
     trial.scorer.unfit.add("fcfs")
