@@ -142,6 +142,7 @@ def all_at_once(url: str) -> list[list[Said]]:
         return list(threads.map(lambda each: streamed(url, each), asked))
 
 
+@pytest.mark.slow
 def test_two_processes_say_what_one_says(folder: Path, tmp_path: Path):
     """Where tokens part, the two best of a greedy choice were closer than 1e-3."""
     with serving(tmp_path, *options(folder)) as one:

@@ -62,6 +62,7 @@ def test_a_model_is_loaded_in_bfloat16_and_answers(device, path, kv_dtype: str) 
     assert device.trace.count("replay") >= 10
 
 
+@pytest.mark.slow
 def test_a_model_of_random_weights_is_that_of_its_seed(device) -> None:
     config = replace(CONFIG, tied_head=False)  # with a tied one every token foretells itself
     texts = [text(create_random(config, seed, SETTINGS)) for seed in (1, 1, 2)]

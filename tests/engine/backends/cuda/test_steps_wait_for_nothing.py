@@ -140,6 +140,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_engine_serves_what_it_serves_from_a_cpu(tiny, depth):
     there, here = (served(device, tiny, depth) for device in (StrictDevice(), CPUDevice()))

@@ -72,6 +72,7 @@ def answers(backend: Backend) -> list[Said]:
     return [said(harness, request) for request in requests]
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_the_cpu_backend(tiny: tuple) -> None:
     device = CPUDevice()
     found = answers(on_triton(tiny, device))

@@ -231,6 +231,7 @@ def test_who_asks_late_is_told_at_once_that_one_has_gone(path):
         assert late.is_set()
 
 
+@pytest.mark.slow
 def test_a_follower_that_does_not_come_is_waited_for_no_longer_than_the_time_out(path):
     gates: list[Gate] = []
 
