@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,7 @@ import pytest
 import torch
 from support.cpu_device import CPUDevice
 from support.cuda_parts import kernels
-from support.engines import Harness
-from support.float_parity import Ask, differences, said
+from support.float_parity import differences
 from support.ranks import ranks, wanted
 
 from engine.backends import CudaSettings
@@ -25,30 +24,10 @@ from engine.controls import RowControls
 from engine.errors import ConfigurationError, GroupLost, RowFault, UnfitBackend
 from engine.models.files import load_weights, read_config
 from tests.engine.backends.batches import Work, greedy_rows, make_batch
-from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
-
-ASKS = [
-    Ask(
-        np.random.default_rng(number).integers(0, CONFIG.vocab, 9 + 7 * number).tolist(),
-        20 + number,
-        RowControls(temperature=0.0, logprobs=2)
-        if number % 2
-        else RowControls(seed=number, temperature=0.8, repetition_penalty=1.1, logprobs=2),
-    )
-    for number in range(6)
-]
+from tests.engine.backends.parallel.asked import ASKS, answers
+from tests.engine.models.tiny_llama import CONFIG
 
 Make = Callable[[int], DeviceComputer]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_gguf(path, random_tensors())
-    yield path
-    torch.set_num_threads(before)
 
 
 def computers(path: Path, blocks: int, host_blocks: int = 0, **more: Any) -> tuple[Make, dict]:
@@ -69,13 +48,6 @@ def computers(path: Path, blocks: int, host_blocks: int = 0, **more: Any) -> tup
         return DeviceComputer(device, partial(kernels, device), settings, torch.float32)
 
     return make, devices
-
-
-def answers(backend: Any, blocks: int, depth: int = 0, n: int = 1) -> list:
-    harness = Harness(backend=backend, blocks=blocks, budget=24, depth=depth, model_len=128)
-    asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls, n=n) for ask in ASKS]
-    harness.run()
-    return [said(harness, request) for request in asked]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.draft_models import draft_model
 from support.engines import Harness
 from support.float_parity import CLEAR, Ask, differences, said
@@ -28,6 +25,7 @@ from engine.models.files import load_weights, read_config
 from engine.outputs import FailureKind, FinishReason
 from engine.speculation import PromptLookup, SpeculationSettings
 from tests.engine.backends.batches import Work, make_batch
+from tests.engine.backends.parallel.asked import ASKS, answers
 from tests.engine.models.tiny_llama import CONFIG, random_tensors, write_gguf
 
 CHEAP, FREE = LinearCost(base=1.0), LinearCost(base=1e-6)
@@ -37,35 +35,6 @@ SOON = 1.0
 """Seconds: gloo notices at once that a process has ended, but not that a thread has."""
 
 STEP = make_batch([Work([0], 0, [1, 2, 3])])
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_gguf(path, random_tensors())
-    yield path
-    torch.set_num_threads(before)
-
-
-ASKS = [
-    Ask(
-        np.random.default_rng(number).integers(0, CONFIG.vocab, 9 + 7 * number).tolist(),
-        20 + number,
-        RowControls(temperature=0.0, logprobs=2)
-        if number % 2
-        else RowControls(seed=number, temperature=0.8, repetition_penalty=1.1, logprobs=2),
-    )
-    for number in range(6)
-]
-
-
-def answers(backend: Any, blocks: int, depth: int = 0, n: int = 1) -> list:
-    harness = Harness(backend=backend, blocks=blocks, budget=24, depth=depth, model_len=128)
-    asked = [harness.submit(ask.prompt, ask.max_tokens, ask.controls, n=n) for ask in ASKS]
-    harness.run()
-    return [said(harness, request) for request in asked]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
